@@ -1,0 +1,26 @@
+"""Speech recognition with a Transformer encoder-decoder.
+
+>>> import asr
+>>> recognizer = asr.load()                       # the model that ships; or asr.load("exp/digits/model")
+>>> recognizer.transcribe("file.wav").text
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asr.decode import Recognizer
+
+__version__ = "0.1.0"
+
+
+def load(model: str | Path | None = None, device: str | None = None, **settings) -> Recognizer:
+    """The recogniser of a model folder (None: the model that ships) on a device (None: a GPU where there is one).
+
+    `settings`: `options` (asr.decode.DecodeOptions) and `batch_seconds`. Raises asr.model.speech_model.ModelError."""
+    from asr.decode.recognizer import Recognizer  # `import asr` itself loads nothing
+
+    return Recognizer.load(model, device, **settings)

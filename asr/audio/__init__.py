@@ -1,0 +1,1 @@
+"""Ground floor: sound becomes features. Reading, log-mel, augmentation."""

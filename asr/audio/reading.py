@@ -1,0 +1,179 @@
+"""Reading sound: any file that libsndfile (or, with the extra `asr[av]`, FFmpeg) knows becomes mono float32 at 16 kHz.
+
+Everything streams in blocks, so that a file of any length is read in bounded memory.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+SAMPLE_RATE = 16_000
+AUDIO_SUFFIXES = frozenset(
+    f".{name}"
+    for name in "wav flac ogg oga opus mp3 aiff aif au sph m4a mp4 webm mkv aac wma".split()  # noqa: SIM905
+)
+MATRIX_SUFFIXES = frozenset({".npy", ".pt"})
+_BLOCK_SECONDS = 30
+
+Source = str | os.PathLike | bytes | BinaryIO
+
+
+class AudioError(ValueError):
+    """A sound that cannot be read; the message names it and says why."""
+
+
+def read_audio(source: Source, name: str | None = None) -> np.ndarray:
+    """Samples `(N,)`, float32 in [-1, 1], mono, 16 kHz, of a path, `-` (standard input), bytes or a binary file.
+
+    `name` is what errors call the source. Raises AudioError for what is missing, empty or no sound.
+    """
+    blocks = list(stream_audio(source, name))
+    return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
+
+
+def stream_audio(source: Source, name: str | None = None) -> Iterator[np.ndarray]:
+    """The samples of `read_audio` in blocks of about 30 s."""
+    name = name or ("<bytes>" if isinstance(source, bytes) else "<stdin>" if source == "-" else str(source))
+    file = _open(source, name)
+    try:
+        if not file.read(1):
+            raise AudioError(f"{name}: the file is empty")
+        file.seek(0)
+        yield from _decode(file, name)
+    finally:
+        file.close()
+
+
+def read_duration(source: Source, name: str | None = None) -> float:
+    """Seconds of sound, from the header where the format has it. Raises AudioError like `read_audio`."""
+    import soundfile
+
+    name = name or str(source)
+    file = _open(source, name)
+    try:
+        return soundfile.info(file).duration
+    except soundfile.LibsndfileError:
+        file.seek(0)
+        return len(read_audio(file, name)) / SAMPLE_RATE
+    finally:
+        file.close()
+
+
+def read_matrix(path: str | os.PathLike) -> np.ndarray:
+    """A precomputed feature matrix `(T, d)`, float32, from `.npy` or `.pt`. Raises AudioError; never unpickles."""
+    try:
+        if Path(path).suffix == ".pt":
+            import torch
+
+            matrix = torch.load(path, map_location="cpu", weights_only=True).float().numpy()
+        else:
+            matrix = np.load(path, allow_pickle=False).astype(np.float32)
+    except FileNotFoundError:
+        raise AudioError(f"{path}: no such file") from None
+    except Exception as error:
+        raise AudioError(f"{path}: not a feature matrix ({str(error).splitlines()[0]})") from None
+    if matrix.ndim != 2 or not np.isfinite(matrix).all():
+        raise AudioError(f"{path}: a feature matrix is (T, d) and finite, this one has shape {matrix.shape}")
+    return matrix
+
+
+def write_wav(path: str | os.PathLike, samples: np.ndarray) -> None:
+    """Writes mono float samples `(N,)` at 16 kHz in the format of the file's suffix."""
+    import soundfile
+
+    soundfile.write(path, samples, SAMPLE_RATE)
+
+
+def _open(source: Source, name: str) -> BinaryIO:
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    if hasattr(source, "read"):
+        return io.BytesIO(source.read())
+    if source == "-":
+        return io.BytesIO(sys.stdin.buffer.read())
+    try:
+        return open(source, "rb")
+    except FileNotFoundError:
+        raise AudioError(f"{name}: no such file") from None
+    except OSError as error:
+        raise AudioError(f"{name}: {error.strerror}") from None
+
+
+def _decode(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
+    import soundfile
+
+    try:
+        sound = soundfile.SoundFile(file)
+    except soundfile.LibsndfileError as error:
+        file.seek(0)
+        yield from _decode_with_av(file, name, str(error))
+        return
+    with sound:
+        mono = (
+            block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
+            for block in _soundfile_blocks(sound, name, soundfile.LibsndfileError)
+        )
+        yield from _resample(mono, sound.samplerate)
+
+
+def _soundfile_blocks(sound, name: str, error_type: type[Exception]) -> Iterator[np.ndarray]:
+    while True:
+        try:
+            block = sound.read(_BLOCK_SECONDS * sound.samplerate, dtype="float32", always_2d=True)
+        except error_type as error:
+            raise AudioError(f"{name}: damaged after {sound.tell() / sound.samplerate:.1f} s ({error})") from None
+        if not len(block):
+            return
+        yield np.nan_to_num(block, nan=0.0, posinf=1.0, neginf=-1.0)
+
+
+def _decode_with_av(file: BinaryIO, name: str, reason: str) -> Iterator[np.ndarray]:
+    try:
+        import av
+    except ImportError:
+        raise AudioError(f"{name}: {reason} For m4a, mp4 or webm: pip install 'asr[av]'") from None
+    try:
+        with av.open(file) as container:
+            resampler = av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
+            for frame in container.decode(audio=0):
+                for piece in resampler.resample(frame):
+                    yield piece.to_ndarray()[0]
+            for piece in resampler.resample(None):
+                yield piece.to_ndarray()[0]
+    except (av.FFmpegError, IndexError) as error:
+        raise AudioError(f"{name}: not a sound file ({error})") from None
+
+
+def _resample(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:
+    """Block by block, with as much of the neighbours as the filter reaches: the same samples as in one piece."""
+    if rate == SAMPLE_RATE:
+        yield from blocks
+        return
+    import torch
+
+    from asr.audio._torchaudio import functional
+
+    divisor = math.gcd(rate, SAMPLE_RATE)
+    step_in, step_out = rate // divisor, SAMPLE_RATE // divisor
+    reach = math.ceil(0.01 * rate / step_in)  # 10 ms of context on each side, in steps
+    buffer, done, first = np.zeros(0, np.float32), False, True
+    while not done:
+        block = next(blocks, None)
+        done = block is None
+        buffer = buffer if done else np.concatenate([buffer, block])
+        left = 0 if first else reach
+        steps = len(buffer) // step_in - left - reach
+        if not done and steps <= 0:
+            continue
+        chunk = buffer if done else buffer[: (left + steps + reach) * step_in]
+        out = functional.resample(torch.from_numpy(chunk), rate, SAMPLE_RATE).numpy()
+        yield out[left * step_out :] if done else out[left * step_out : (left + steps) * step_out]
+        buffer, first = buffer[(left + steps - reach) * step_in :] if not done else buffer, False

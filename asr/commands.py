@@ -1,0 +1,55 @@
+"""What the commands share: the options of decoding, and how errors leave a command."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from asr.decode import Recognizer
+
+
+def add_decoding_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("decoding")
+    group.add_argument("--model", help="model folder (default: the model that ships)")
+    group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
+    group.add_argument("--strategy", default="beam", help="beam, greedy or ctc (default: beam)")
+    group.add_argument("--beam-size", type=int, default=10, help="hypotheses kept at each step (default: 10)")
+    group.add_argument("--ctc-weight", type=float, default=0.3, help="share of the CTC score, 0 to 1 (default: 0.3)")
+    group.add_argument("--nbest", type=int, default=1, help="hypotheses returned (default: 1)")
+    group.add_argument("--batch-seconds", type=float, default=60.0, help="seconds decoded at once (default: 60)")
+
+
+def load_recognizer(args: argparse.Namespace) -> Recognizer:
+    """The recogniser that the options ask for. Raises ValueError naming the option or the folder that is wrong."""
+    from asr.decode import DecodeOptions, Recognizer
+
+    options = DecodeOptions(args.strategy, args.beam_size, args.ctc_weight, nbest=args.nbest)
+    try:
+        return Recognizer.load(args.model, args.device, options=options, batch_seconds=args.batch_seconds)
+    except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device
+        raise ValueError(f"--device {args.device}: {str(error).splitlines()[0]}") from None
+
+
+@contextlib.contextmanager
+def progress_bar(seconds: float) -> Iterator[Callable[[float], None] | None]:
+    """A bar of the seconds of sound decoded, on a terminal and for more than a minute of it; else None."""
+    if seconds < 60 or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} s"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=seconds)
+        yield lambda done: bar.advance(task, done)
+
+
+def fail(command: str, message: object, code: int = 2) -> NoReturn:
+    """One line on standard error, and the exit code: 2 for a user's mistake."""
+    print(f"{command}: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,80 @@
+"""Corpora on the command line.
+
+python -m asr.corpus prepare CORPUS... --out cuts.jsonl.gz           checks every file, writes Lhotse cuts
+python -m asr.corpus split CUTS --speakers 5 --out dev.jsonl.gz --rest train.jsonl.gz
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+from lhotse import CutSet, MonoCut
+
+from asr.audio.reading import SAMPLE_RATE, write_wav
+from asr.corpus.opening import FORMS, open_corpus
+from asr.corpus.utterances import Utterance, iterate, make_cuts
+
+
+def prepare(args: argparse.Namespace) -> None:
+    cuts = open_corpus(args.corpus)
+    if args.wav:
+        cuts = CutSet.from_cuts(_as_wav(cut, sound, args.wav) for cut, sound in iterate(cuts)).to_eager()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    cuts.to_file(args.out)
+    print(f"{args.out}: {len(cuts)} utterances, {sum(cut.duration for cut in cuts) / 3600:.2f} h")
+
+
+def _as_wav(cut: MonoCut, sound: np.ndarray, folder: Path) -> MonoCut:
+    """Writes the sound as 16-bit wav at 16 kHz; the cut of that file."""
+    path = folder.resolve() / f"{cut.id}.wav"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_wav(path, sound)
+    supervision = cut.supervisions[0]
+    utterance = Utterance(cut.id, path, supervision.text, supervision.speaker or "", len(sound) / SAMPLE_RATE)
+    return next(iter(make_cuts([utterance], str(path))))
+
+
+def split(args: argparse.Namespace) -> None:
+    cuts = open_corpus(args.corpus)
+    speakers = sorted({cut.supervisions[0].speaker or "" for cut in cuts})
+    if len(speakers) <= args.speakers:
+        raise ValueError(f"{args.corpus} has {len(speakers)} speakers; {args.speakers} cannot be split off")
+    chosen = set(random.Random(args.seed).sample(speakers, args.speakers))
+    for path, inside in ((args.out, True), (args.rest, False)):
+        part = cuts.filter(lambda cut, inside=inside: (cut.supervisions[0].speaker in chosen) == inside).to_eager()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.to_file(path)
+        print(f"{path}: {len(part)} utterances, {sum(cut.duration for cut in part) / 3600:.2f} h")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m asr.corpus", description=f"A corpus is {FORMS}.")
+    commands = parser.add_subparsers(required=True)
+    sub = commands.add_parser("prepare", help="check a corpus and write it as Lhotse cuts")
+    sub.add_argument("corpus", nargs="+")
+    sub.add_argument("--out", type=Path, required=True, help="cuts to write (.jsonl.gz)")
+    sub.add_argument("--wav", type=Path, help="folder for the decoded sound: reading it costs training next to nothing")
+    sub.set_defaults(run=prepare)
+    sub = commands.add_parser("split", help="split some speakers off")
+    sub.add_argument("corpus")
+    sub.add_argument("--speakers", type=int, required=True)
+    sub.add_argument("--out", type=Path, required=True, help="cuts of the speakers drawn")
+    sub.add_argument("--rest", type=Path, required=True, help="cuts of the others")
+    sub.add_argument("--seed", type=int, default=1)
+    sub.set_defaults(run=split)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        args.run(args)
+    except ValueError as error:
+        print(f"asr.corpus: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

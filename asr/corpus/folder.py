@@ -1,0 +1,23 @@
+"""A folder of audio (or of feature matrices) with a `.txt` beside each file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES
+from asr.corpus.utterances import Utterance
+
+
+def read_folder(folder: Path) -> Iterator[Utterance]:
+    """The utterances under `folder`; ids are paths relative to it, without suffix. Files without a `.txt` are not
+    part of the corpus. Raises ValueError where none has one."""
+    found = False
+    for path in sorted(folder.rglob("*")):
+        transcript = path.with_suffix(".txt")
+        if path.suffix.lower() in AUDIO_SUFFIXES | MATRIX_SUFFIXES and transcript.is_file():
+            found = True
+            text = " ".join(transcript.read_text(encoding="utf-8").split())
+            yield Utterance(str(path.relative_to(folder).with_suffix("")), path, text)
+    if not found:
+        raise ValueError(f"{folder}: no audio file with a .txt of the same name beside it")

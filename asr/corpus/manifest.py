@@ -1,0 +1,59 @@
+"""A NeMo-style JSONL manifest, as a file beside its audio or as `manifest.jsonl` inside a tar with it.
+
+One JSON object a line: `audio_filepath` (relative to the manifest) and `text` are needed; `id`, `duration` in seconds
+and `speaker` are used where they are given.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from asr.corpus.utterances import Utterance
+
+
+def read_manifest(path: Path) -> Iterator[Utterance]:
+    """The utterances of a JSONL manifest. Raises ValueError naming the line that is wrong."""
+    with open(path, encoding="utf-8") as lines:
+        for entry in _entries(lines, path):
+            yield _utterance(entry, path.parent / entry["audio_filepath"])
+
+
+def read_tar(path: Path) -> Iterator[Utterance]:
+    """The utterances of a tar that holds `manifest.jsonl` and the audio. Nothing is unpacked."""
+    try:
+        with tarfile.open(path, "r:") as tar:
+            members = {member.name.removeprefix("./"): member for member in tar if member.isfile()}
+            if "manifest.jsonl" not in members:
+                raise ValueError(f"{path}: no manifest.jsonl in it")
+            lines = tar.extractfile(members["manifest.jsonl"]).read().decode("utf-8").splitlines()
+    except tarfile.TarError as error:
+        raise ValueError(f"{path}: not an uncompressed tar ({error})") from None
+    for entry in _entries(lines, path):
+        member = members.get(entry["audio_filepath"].removeprefix("./"))
+        utterance = _utterance(entry, path)
+        # a member that is missing is an empty one: it is reported with the other bad files
+        utterance.tar_offset, utterance.tar_size = (member.offset_data, member.size) if member else (0, 0)
+        yield utterance
+
+
+def _entries(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from None
+        missing = [key for key in ("audio_filepath", "text") if not isinstance(entry.get(key), str)]
+        if missing:
+            raise ValueError(f"{path}, line {number}: no {' and no '.join(missing)}")
+        yield entry
+
+
+def _utterance(entry: dict[str, Any], path: Path) -> Utterance:
+    name = str(entry.get("id") or entry["audio_filepath"])
+    return Utterance(name, path, entry["text"], entry.get("speaker") or "", entry.get("duration"))

@@ -1,0 +1,50 @@
+"""Opening a corpus: what a path is, is seen from the path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lhotse import CutSet
+
+from asr.corpus.an4 import read_an4
+from asr.corpus.folder import read_folder
+from asr.corpus.librispeech import is_librispeech, read_librispeech
+from asr.corpus.manifest import read_manifest, read_tar
+from asr.corpus.utterances import Utterance, make_cuts
+
+FORMS = (
+    "cuts (.jsonl.gz), a JSONL manifest (.jsonl, .json), a tar with manifest.jsonl, an AN4 list (.fileids), "
+    "a LibriSpeech folder, or a folder of audio with .txt beside each file"
+)
+
+
+def open_corpus(path: str | Path | Sequence[str | Path]) -> CutSet:
+    """Lhotse cuts of a corpus, or of several in turn, in any of `FORMS`.
+
+    Files that are missing, empty or damaged are reported by name and left out. Raises ValueError for what is no corpus.
+    """
+    if not isinstance(path, str | Path):
+        if not path:
+            raise ValueError("no corpus is given")
+        cuts = open_corpus(path[0])
+        for other in path[1:]:
+            cuts = cuts + open_corpus(other)
+        return cuts
+    path = Path(path)
+    if path.name.endswith(".jsonl.gz"):
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file")
+        return CutSet.from_file(path).to_eager()
+    return make_cuts(_utterances(path), str(path))
+
+
+def _utterances(path: Path) -> Iterator[Utterance]:
+    if path.is_dir():
+        return read_librispeech(path) if is_librispeech(path) else read_folder(path)
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file or folder")
+    readers = {".jsonl": read_manifest, ".json": read_manifest, ".tar": read_tar, ".fileids": read_an4}
+    if path.suffix not in readers:
+        raise ValueError(f"{path}: not a corpus; one is {FORMS}")
+    return readers[path.suffix](path)

@@ -1,0 +1,150 @@
+"""One utterance is one Lhotse cut: making it from a source, checking it, reading its sound or its matrix.
+
+Sound inside an uncompressed tar is read at its place there: `tar_offset` and `tar_size` in the cut's custom fields. A
+feature matrix has no recording; its path is the custom field `matrix`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from lhotse import AudioSource, CutSet, MonoCut, Recording, SupervisionSegment
+
+from asr.audio.reading import MATRIX_SUFFIXES, SAMPLE_RATE, AudioError, read_audio, read_duration, read_matrix
+
+logger = logging.getLogger(__name__)
+
+MATRIX_FRAMES_PER_SECOND = 100  # by which a matrix of T frames counts as T / 100 "seconds" in batches and limits
+
+
+@dataclass
+class Utterance:
+    """What every corpus reader yields: a file (or a part of a tar), its transcript, and what is known beside it."""
+
+    id: str
+    path: Path
+    text: str
+    speaker: str = ""
+    duration: float | None = None  # seconds; None: from the file's header
+    tar_offset: int | None = None
+    tar_size: int | None = None
+    custom: dict = field(default_factory=dict)
+
+
+class Skipped:
+    """Counts what is left out and why; says the first few by name, and the sum at the end."""
+
+    def __init__(self, what: str, named: int = 10):
+        self.what, self.named, self.count, self.total = what, named, 0, 0
+
+    def add(self, name: str, reason: str) -> None:
+        self.count += 1
+        if self.count <= self.named:
+            logger.warning("%s: left out %s: %s", self.what, name, reason)
+
+    def report(self) -> None:
+        if self.count:
+            logger.warning("%s: %d of %d utterances left out", self.what, self.count, self.total)
+
+
+def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
+    """A CutSet of the utterances whose files are there and have sound; the rest is reported by name and counted.
+
+    `what` names the corpus in the report. Raises ValueError where nothing is left, or two utterances share an id."""
+    skipped, cuts, seen = Skipped(what), [], set()
+    for utterance in utterances:
+        skipped.total += 1
+        if utterance.id in seen:
+            raise ValueError(f"{what}: two utterances are called {utterance.id}")
+        seen.add(utterance.id)
+        try:
+            cuts.append(_make_cut(utterance))
+        except AudioError as error:
+            skipped.add(utterance.id, str(error))
+    skipped.report()
+    if not cuts:
+        raise ValueError(f"{what}: no utterance with sound in it")
+    return CutSet.from_cuts(cuts)
+
+
+def read_cut(cut: MonoCut) -> np.ndarray:
+    """Samples `(N,)` at 16 kHz of a cut, or its matrix `(T, d)`. Raises AudioError naming the file."""
+    custom = cut.custom or {}
+    if "matrix" in custom:
+        return read_matrix(custom["matrix"])
+    path = cut.recording.sources[0].source
+    if "tar_offset" in custom:
+        samples = read_audio(_tar_member(path, custom["tar_offset"], custom["tar_size"]), f"{path}:{cut.id}")
+    else:
+        samples = read_audio(path)
+    first, last = round(cut.start * SAMPLE_RATE), round(cut.end * SAMPLE_RATE)
+    return samples[first : max(last, first)] if first or last < len(samples) - SAMPLE_RATE // 10 else samples
+
+
+def iterate(cuts: Iterable[MonoCut]) -> Iterator[tuple[MonoCut, np.ndarray]]:
+    """Every cut with its sound; what cannot be read is reported by name and left out."""
+    skipped = Skipped("reading")
+    for cut in cuts:
+        skipped.total += 1
+        try:
+            yield cut, read_cut(cut)
+        except AudioError as error:
+            skipped.add(cut.id, str(error))
+    skipped.report()
+
+
+def _make_cut(utterance: Utterance) -> MonoCut:
+    path, custom = utterance.path, dict(utterance.custom)
+    if path.suffix in MATRIX_SUFFIXES:
+        custom["matrix"] = str(path)
+        recording, duration = None, len(read_matrix(path)) / MATRIX_FRAMES_PER_SECOND
+    else:
+        if utterance.tar_offset is None:
+            header = read_duration(path)
+        else:
+            custom.update(tar_offset=utterance.tar_offset, tar_size=utterance.tar_size)
+            member = _tar_member(path, utterance.tar_offset, utterance.tar_size)
+            header = read_duration(member, f"{path}:{utterance.id}")
+        duration = utterance.duration or header
+        if header <= 0:
+            raise AudioError(f"{path}: no sound in it")
+        recording = Recording(
+            id=utterance.id,
+            sources=[AudioSource(type="file", channels=[0], source=str(path))],
+            sampling_rate=SAMPLE_RATE,
+            num_samples=round(duration * SAMPLE_RATE),
+            duration=duration,
+        )
+    supervision = SupervisionSegment(
+        id=utterance.id,
+        recording_id=utterance.id,
+        start=0,
+        duration=duration,
+        text=utterance.text,
+        speaker=utterance.speaker or None,
+    )
+    return MonoCut(
+        id=utterance.id,
+        start=0,
+        duration=duration,
+        channel=0,
+        supervisions=[supervision],
+        recording=recording,
+        custom=custom or None,
+    )
+
+
+def _tar_member(path: str | Path, offset: int, size: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(size)
+    except OSError as error:
+        raise AudioError(f"{path}: {error.strerror}") from None
+    if len(data) < size:
+        raise AudioError(f"{path}: the tar ends in the middle of a file")
+    return data

@@ -1,0 +1,178 @@
+"""A model with everything around it that turns recordings into transcripts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from asr.audio.reading import SAMPLE_RATE, AudioError, read_matrix, stream_audio
+from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.search import search
+from asr.decode.segments import Piece, cut_at_pauses
+from asr.model.speech_model import SpeechModel
+from asr.resources import resource
+
+Recording = str | os.PathLike | np.ndarray
+
+SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
+BATCHES_AHEAD = 16  # as many batches of pieces are read before they are sorted by length and decoded
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a recording and what was heard in it."""
+
+    start: float  # seconds
+    end: float  # seconds
+    text: str
+    score: float  # log-probability of the best hypothesis
+    nbest: list[tuple[str, float]] = field(default_factory=list)  # texts and scores, best first
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was heard in a recording; where it could not be read, `error` says why and the text is empty."""
+
+    name: str
+    text: str = ""
+    duration: float = 0.0  # seconds
+    segments: list[Segment] = field(default_factory=list)
+    error: str | None = None
+
+
+class Recognizer:
+    """Recordings to transcripts. `asr.load` makes one."""
+
+    def __init__(self, model: SpeechModel, options: DecodeOptions | None = None, batch_seconds: float = 60.0):
+        """`batch_seconds` of sound are decoded at once, padding included."""
+        if batch_seconds <= 0:
+            raise ValueError(f"batch_seconds must be positive, not {batch_seconds}")
+        self.model = model.eval()
+        self.options = options or DecodeOptions()
+        self.batch_seconds = batch_seconds
+        self.takes_matrices = model.front_end.config.kind == "matrix"
+        self.rate = model.front_end.config.frames_per_second if self.takes_matrices else SAMPLE_RATE
+
+    @classmethod
+    def load(cls, folder: str | Path | None = None, device: str | None = None, **settings) -> Recognizer:
+        """The recogniser of a model folder (None: the model that ships); `settings` as in `__init__`.
+
+        `device` None takes a GPU where there is one. Raises ModelError for what is no model folder."""
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(SpeechModel.load(folder or resource("data", "models", "english"), device), **settings)
+
+    def transcribe(self, recording: Recording) -> Transcript:
+        """The transcript of a file, or of an array: samples `(N,)` at 16 kHz, or a matrix `(T, d)` where the model
+        takes matrices. Raises AudioError for what cannot be read."""
+        transcript = next(self.transcribe_all([recording]))
+        if transcript.error:
+            raise AudioError(transcript.error)
+        return transcript
+
+    def transcribe_all(
+        self, recordings: Iterable[Recording], progress: Callable[[float], None] | None = None
+    ) -> Iterator[Transcript]:
+        """The transcripts of many recordings, in order, decoded in batches sorted by length, in bounded memory.
+
+        What cannot be read gives a transcript with an error. `progress` is told the seconds decoded."""
+        waiting: list[_Job] = []
+        pieces: list[tuple[_Job, Piece]] = []
+        seconds = 0.0
+        for job, piece in self._read(recordings):
+            if not waiting or waiting[-1] is not job:
+                waiting.append(job)
+            if piece is not None:
+                pieces.append((job, piece))
+                seconds += len(piece.samples) / self.rate
+            if seconds >= BATCHES_AHEAD * self.batch_seconds:
+                self._decode(pieces, progress)
+                pieces, seconds = [], 0.0
+                while waiting and waiting[0].is_read:
+                    yield waiting.pop(0).transcript()
+        self._decode(pieces, progress)
+        for job in waiting:
+            yield job.transcript()
+
+    def _read(self, recordings: Iterable[Recording]) -> Iterator[tuple[_Job, Piece | None]]:
+        """Every piece of every recording; each recording ends with None."""
+        for recording in recordings:
+            job = _Job(_name(recording))
+            try:
+                for piece in self._pieces(recording):
+                    job.duration = max(job.duration, piece.start + len(piece.samples) / self.rate)
+                    yield job, piece
+            except AudioError as error:
+                job.error = str(error)
+            job.is_read = True
+            yield job, None
+
+    def _pieces(self, recording: Recording) -> Iterator[Piece]:
+        if self.takes_matrices:
+            matrix = recording if isinstance(recording, np.ndarray) else read_matrix(recording)
+            width = self.model.front_end.config.dim
+            if matrix.ndim != 2 or matrix.shape[1] != width:
+                raise AudioError(f"{_name(recording)}: this model reads matrices (T, {width}), not {matrix.shape}")
+            yield Piece(0.0, matrix)
+            return
+        if isinstance(recording, np.ndarray):
+            if recording.ndim != 1:
+                raise AudioError(f"{_name(recording)}: this model hears samples (N,), not {recording.shape}")
+            blocks = iter([recording.astype(np.float32)])
+        else:
+            blocks = stream_audio(recording)
+        yield from cut_at_pauses(blocks)
+
+    def _decode(self, pieces: list[tuple[_Job, Piece]], progress: Callable[[float], None] | None) -> None:
+        pieces = sorted(pieces, key=lambda item: -len(item[1].samples))
+        while pieces:
+            longest = max(len(pieces[0][1].samples), 1)
+            size = max(1, int(self.batch_seconds * self.rate / longest))
+            batch, pieces = pieces[:size], pieces[size:]
+            for (job, piece), found in zip(batch, self.recognize([p.samples for _, p in batch]), strict=True):
+                job.segments.append(self._segment(piece, found))
+            if progress:
+                progress(sum(len(piece.samples) for _, piece in batch) / self.rate)
+
+    @torch.inference_mode()
+    def recognize(self, inputs: list[np.ndarray]) -> list[list[Hypothesis]]:
+        """Hypotheses, best first, of each of a batch of samples `(N,)` or matrices `(T, d)`."""
+        device = self.model.device
+        lens = torch.tensor([len(x) for x in inputs], device=device)
+        padded = pad_sequence([torch.from_numpy(x) for x in inputs], batch_first=True).to(device)
+        X, X_lens = self.model.front_end(padded, lens)
+        if not self.takes_matrices:
+            X_lens = X_lens.masked_fill(padded.abs().amax(dim=1) < SILENCE, 0)
+        return search(self.model.transformer, X, X_lens, self.options)
+
+    def _segment(self, piece: Piece, found: list[Hypothesis]) -> Segment:
+        texts = [(self.model.tokenizer.decode(h.tokens).strip(), h.score) for h in found]
+        end = piece.start + len(piece.samples) / self.rate
+        return Segment(piece.start, end, texts[0][0], texts[0][1], texts)
+
+
+def _name(recording: Recording) -> str:
+    return "<array>" if isinstance(recording, np.ndarray) else str(recording)
+
+
+@dataclass(eq=False)
+class _Job:
+    """A recording on its way through."""
+
+    name: str
+    duration: float = 0.0
+    segments: list[Segment] = field(default_factory=list)
+    error: str | None = None
+    is_read: bool = False
+
+    def transcript(self) -> Transcript:
+        if self.error:
+            return Transcript(self.name, duration=self.duration, error=self.error)
+        segments = sorted(self.segments, key=lambda segment: segment.start)
+        text = " ".join(segment.text for segment in segments if segment.text)
+        return Transcript(self.name, text, self.duration, segments)

@@ -1,0 +1,141 @@
+"""Long recordings: cutting at pauses (silero-vad), in bounded memory.
+
+A sound of up to `LONGEST` seconds is one piece. What is longer streams through a window: where there is no speech the
+sound is dropped, and a stretch of speech that is too long is cut in its longest pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from asr.audio.reading import SAMPLE_RATE
+
+LONGEST = 20.0  # seconds of a piece
+SHORTEST = 4.0  # seconds after which a piece may end in a pause
+FRAME = 512  # samples that silero-vad judges at once
+ROWS = 16  # stretches of sound judged side by side
+ROW_FRAMES = 30 * SAMPLE_RATE // FRAME
+WARM_UP = 32  # frames before a row that only set the detector's state
+SPEECH, PAUSE = 0.5, 0.35  # probabilities above and below which a frame is speech, or is none
+MARGIN = 0.2  # seconds kept around speech
+
+
+class Piece(NamedTuple):
+    """A stretch of a recording to decode on its own."""
+
+    start: float  # seconds
+    samples: np.ndarray  # (N,)
+
+
+def cut_at_pauses(blocks: Iterator[np.ndarray]) -> Iterator[Piece]:
+    """Pieces of at most `LONGEST` seconds of a recording that comes in blocks `(N,)` of 16 kHz samples, in order."""
+    tape, size = _Tape(blocks), ROWS * ROW_FRAMES * FRAME
+    window = tape.take(size)
+    if len(window) <= LONGEST * SAMPLE_RATE:
+        if len(window):
+            yield Piece(0.0, window)
+        return
+    done, start = 0, 0  # `start`: where the window begins in the recording
+    probabilities = speech_probabilities(window)
+    while len(window):
+        last = len(window) < size
+        for begin, end in _stretches(probabilities, last):
+            done = end
+            if begin is not None:
+                first, stop = begin * FRAME, min(end * FRAME, len(window))
+                yield Piece((start + first) / SAMPLE_RATE, window[first:stop])
+        if last:
+            return
+        rest, start = window[done * FRAME :], start + done * FRAME
+        fresh = tape.take(size - len(rest))
+        window = np.concatenate([rest, fresh])
+        probabilities = np.concatenate([probabilities[done:], speech_probabilities(fresh)])
+
+
+def speech_probabilities(samples: np.ndarray) -> np.ndarray:
+    """Probability of speech in each frame of 32 ms: `(N,)` -> `(ceil(N / 512),)`."""
+    frames = -(-len(samples) // FRAME)
+    if not frames:
+        return np.zeros(0, np.float32)
+    per_row = -(-frames // ROWS)
+    lead = np.zeros(WARM_UP * FRAME, np.float32)
+    padded = np.concatenate([lead, samples, np.zeros(ROWS * per_row * FRAME - len(samples), np.float32)])
+    rows = np.stack([padded[r * per_row * FRAME :][: (WARM_UP + per_row) * FRAME] for r in range(ROWS)])
+    chunks = torch.from_numpy(rows).unflatten(1, (-1, FRAME)).transpose(0, 1)
+    detector = _detector()
+    detector.reset_states()
+    with torch.inference_mode():
+        judged = torch.cat([detector(chunk, SAMPLE_RATE) for chunk in chunks], dim=1)
+    return judged[:, WARM_UP:].flatten()[:frames].numpy()
+
+
+def _stretches(probabilities: np.ndarray, last: bool) -> Iterator[tuple[int | None, int]]:
+    """(begin, end) in frames of each piece within a window; begin None: nothing there, on to `end`.
+
+    Where more is to come (not `last`) it stops before the piece that may reach into it."""
+    longest, shortest = (round(s * SAMPLE_RATE / FRAME) for s in (LONGEST, SHORTEST))
+    margin = round(MARGIN * SAMPLE_RATE / FRAME)
+    position, total = 0, len(probabilities)
+    while position < total:
+        ahead = probabilities[position : position + longest]
+        if not last and len(ahead) < longest:
+            return
+        speech = np.flatnonzero(ahead >= SPEECH)
+        if not len(speech):
+            # a margin stays behind: what follows may begin with speech
+            end = total if last and position + len(ahead) >= total else position + max(1, len(ahead) - margin)
+            yield None, end
+            position = end
+        elif speech[0] > 2 * margin:
+            position += int(speech[0]) - margin
+            yield None, position
+        else:
+            end = position + len(ahead)
+            if len(ahead) == longest and end < total:
+                end = position + _pause(ahead, shortest)
+            yield position, end
+            position = end
+
+
+def _pause(ahead: np.ndarray, shortest: int) -> int:
+    """Where to cut: the middle of the longest pause after `shortest` frames, else the frame least like speech."""
+    quiet = np.concatenate([[0], (ahead[shortest:] < PAUSE).astype(np.int8), [0]])
+    edges = np.flatnonzero(np.diff(quiet))
+    begins, ends = edges[::2], edges[1::2]
+    if not len(begins):
+        half = len(ahead) // 2
+        return half + int(np.argmin(ahead[half:])) + 1
+    longest = int(np.argmax(ends - begins))
+    return shortest + int(begins[longest] + ends[longest] + 1) // 2
+
+
+class _Tape:
+    """Takes as many samples at a time as are asked for from blocks of any size."""
+
+    def __init__(self, blocks: Iterator[np.ndarray]):
+        self.blocks = iter(blocks)
+        self.rest = np.zeros(0, np.float32)
+
+    def take(self, most: int) -> np.ndarray:
+        parts, size = [self.rest], len(self.rest)
+        while size < most and (block := next(self.blocks, None)) is not None:
+            parts.append(block)
+            size += len(block)
+        samples = np.concatenate(parts)
+        self.rest = samples[most:]
+        return samples[:most]
+
+
+@lru_cache(maxsize=1)
+def _detector():
+    threads = torch.get_num_threads()
+    from silero_vad import load_silero_vad
+
+    detector = load_silero_vad()
+    torch.set_num_threads(threads)  # importing silero_vad sets it to 1 for the whole process
+    return detector

@@ -1,0 +1,95 @@
+"""Scoring a model on a transcribed corpus: `python -m asr.evaluate MANIFEST`.
+
+WER and CER with their substitutions, deletions and insertions, both sides normalised alike by the model's normaliser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asr.commands import add_decoding_options, fail, load_recognizer, progress_bar
+
+if TYPE_CHECKING:
+    from lhotse import CutSet
+
+    from asr.decode import Recognizer
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="asr-evaluate", description="Word and character error rate on a corpus.")
+    parser.add_argument("corpus", nargs="+", help="manifest (.jsonl), tar, cuts (.jsonl.gz), AN4 list, folder")
+    parser.add_argument("--out", type=Path, help="JSONL to write: id, reference, hypothesis, score of each utterance")
+    parser.add_argument("--json", action="store_true", help="the figures as one JSON object")
+    add_decoding_options(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        from asr.corpus import open_corpus
+
+        recognizer = load_recognizer(args)
+        cuts = open_corpus(args.corpus)
+    except ValueError as error:
+        fail("asr.evaluate", error)
+    figures = evaluate(recognizer, cuts, args.out)
+    if args.json:
+        print(json.dumps(figures))
+        return
+    for name, unit in (("WER", "words"), ("CER", "characters")):
+        f = figures[unit]
+        errors = f"{f['substitutions']} substitutions, {f['deletions']} deletions, {f['insertions']} insertions"
+        print(f"{name} {f['rate']:.2f} % ({errors} in {f['total']} {unit})")
+    seconds, took = figures["seconds"], figures["decoding_seconds"]
+    speed = f"{seconds:.0f} s of sound in {took:.1f} s, {seconds / took:.0f} x real time"
+    print(f"{figures['utterances']} utterances, {speed}")
+
+
+def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> dict:
+    """Transcribes the cuts and scores them; writes what was heard to `out` (JSONL). Rates are in percent.
+
+    What cannot be read is reported by name and is not scored."""
+    from asr.corpus import iterate
+    from asr.decode.scoring import character_errors, word_errors
+
+    normalize = recognizer.model.normalize
+    read = []
+
+    def sounds():
+        for cut, sound in iterate(cuts):
+            read.append(cut)
+            yield sound
+
+    started = time.monotonic()
+    with progress_bar(sum(cut.duration for cut in cuts)) as advance:
+        transcripts = list(recognizer.transcribe_all(sounds(), advance))
+    took = time.monotonic() - started
+    references = [normalize(cut.supervisions[0].text or "") for cut in read]
+    hypotheses = [normalize(transcript.text) for transcript in transcripts]
+    if out:
+        rows = zip(read, references, hypotheses, transcripts, strict=True)
+        with open(out, "w", encoding="utf-8") as file:
+            for cut, said, heard, transcript in rows:
+                score = sum(segment.score for segment in transcript.segments)
+                row = {"id": cut.id, "reference": said, "hypothesis": heard, "score": score}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    words, characters = word_errors(references, hypotheses), character_errors(references, hypotheses)
+    return {
+        "words": {"rate": words.rate, **dataclasses.asdict(words)},
+        "characters": {"rate": characters.rate, **dataclasses.asdict(characters)},
+        "utterances": len(read),
+        "seconds": sum(cut.duration for cut in read),
+        "decoding_seconds": took,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Second floor: the Transformer encoder-decoder, each part public."""
+
+from asr.model.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention
+from asr.model.config import PRESETS, ModelConfig
+from asr.model.decoder import Decoder, DecoderState
+from asr.model.encoder import Encoder
+from asr.model.layers import (
+    ConformerEncoderLayer,
+    ConvolutionModule,
+    FeedForward,
+    Residual,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
+from asr.model.masks import causal_mask, length_mask
+from asr.model.positions import Positions, rotate, sinusoids
+from asr.model.subsampling import ConvSubsampling
+from asr.model.transformer import Output, Transformer
+
+__all__ = [
+    "PRESETS",
+    "ConformerEncoderLayer",
+    "ConvSubsampling",
+    "ConvolutionModule",
+    "Decoder",
+    "DecoderState",
+    "Encoder",
+    "FeedForward",
+    "ModelConfig",
+    "MultiHeadAttention",
+    "Output",
+    "Positions",
+    "Residual",
+    "Transformer",
+    "TransformerDecoderLayer",
+    "TransformerEncoderLayer",
+    "attention_weights",
+    "causal_mask",
+    "length_mask",
+    "rotate",
+    "scaled_dot_product_attention",
+    "sinusoids",
+]

@@ -1,0 +1,107 @@
+"""Scaled dot-product and multi-head attention ("Attention Is All You Need", sections 3.2.1 and 3.2.2)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from asr.model.config import ModelConfig
+from asr.model.dropout import Dropout
+from asr.model.positions import rotate
+
+
+def attention_weights(Q: Tensor, K: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(Q Kᵀ / √d_k): Q `(B, H, L_q, d_k)`, K `(B, H, L_k, d_k)` -> `(B, H, L_q, L_k)`.
+
+    `mask` is bool, True = masked out, and broadcasts to the result; a row that is masked out whole gives zeros."""
+    scores = Q @ (K * (1 / math.sqrt(K.shape[-1]))).transpose(-2, -1)
+    if mask is None:
+        return scores.softmax(dim=-1)
+    lowest = torch.finfo(scores.dtype).min
+    weights = (scores + torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(mask, lowest)).softmax(dim=-1)
+    return weights.masked_fill(mask.all(dim=-1, keepdim=True), 0.0)
+
+
+def scaled_dot_product_attention(
+    Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None, dropout: Dropout | None = None
+) -> Tensor:
+    """softmax(Q Kᵀ / √d_k) V, with V `(B, H, L_k, d_v)` -> `(B, H, L_q, d_v)`; `mask` as in `attention_weights`.
+
+    torch's fused kernels compute it, but for training on a CPU: theirs spends a third of the step there (most of it in
+    the backward pass), plain matrix products are twice as fast. A test holds the two together."""
+    if Q.device.type == "cpu" and torch.is_grad_enabled():
+        weights = attention_weights(Q, K, mask)
+        return (dropout(weights) if dropout else weights) @ V
+    p = dropout.p if dropout and dropout.training else 0.0
+    if mask is None:
+        return nn.functional.scaled_dot_product_attention(Q, K, V, dropout_p=p)
+    empty = mask.all(dim=-1, keepdim=True)
+    out = nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=~mask | empty, dropout_p=p)
+    return out.masked_fill(empty, 0.0)
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1 .. head_H) W_O with head_i = Attention(Q W_Q, K W_K, V W_V). H·d_k and H·d_v need not be D.
+
+    Keys and values can be projected once (`project`) and attended to many times (`attend`), as decoding does."""
+
+    def __init__(self, config: ModelConfig, rotary: bool = False):
+        super().__init__()
+        D, H = config.d_model, config.num_heads
+        self.num_heads = H
+        self.rotary = rotary
+        self.query = nn.Linear(D, H * config.key_dim, bias=config.attention_bias)
+        self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias)
+        self.value = nn.Linear(D, H * config.value_dim, bias=config.attention_bias)
+        self.output = nn.Linear(H * config.value_dim, D, bias=config.attention_bias)
+        self.dropout = Dropout(config.dropout)
+        widths = (config.key_dim, config.key_dim, config.value_dim, config.value_dim)
+        for linear, width in zip((self.query, self.key, self.value, self.output), widths, strict=True):
+            if config.attention_init == "xavier_uniform":
+                nn.init.xavier_uniform_(linear.weight)
+            else:
+                nn.init.normal_(linear.weight, std=math.sqrt(2 / (D + width)))
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        mask: Tensor | None = None,
+        weights: list[Tensor] | None = None,
+    ) -> Tensor:
+        """`query (B, L_q, D)` attends to `key_value (B, L_k, D)` -> `(B, L_q, D)`; `mask` as in `attention_weights`.
+
+        Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
+        return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
+
+    def project(self, x: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys `(B, H, L, d_k)` and values `(B, H, L, d_v)` of `x (B, L, D)`, at positions from `offset` (rotary)."""
+        K, V = self._split(self.key(x)), self._split(self.value(x))
+        return (rotate(K, offset) if self.rotary else K), V
+
+    def attend(
+        self,
+        query: Tensor,
+        K: Tensor,
+        V: Tensor,
+        mask: Tensor | None = None,
+        offset: int = 0,
+        weights: list[Tensor] | None = None,
+    ) -> Tensor:
+        """`query (B, L_q, D)`, at positions from `offset`, over projected keys and values -> `(B, L_q, D)`."""
+        Q = self._split(self.query(query))
+        if self.rotary:
+            Q = rotate(Q, offset)
+        if weights is None:
+            heads = scaled_dot_product_attention(Q, K, V, mask, self.dropout)
+        else:
+            weights.append(attention_weights(Q, K, mask))
+            heads = self.dropout(weights[-1]) @ V
+        return self.output(heads.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)

@@ -1,0 +1,105 @@
+"""What a model is: one validated dataclass, saved with the weights, from which `Transformer` builds itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+CHOICES = {
+    "encoder": ("transformer", "conformer"),
+    "activation": ("relu", "gelu", "silu"),
+    "positions": ("sinusoidal", "learned", "rotary"),
+    "subsampling": (2, 4, 6, 8),
+    "attention_init": ("xavier_uniform", "xavier_normal"),
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A Transformer encoder-decoder with a convolutional subsampler and a CTC head."""
+
+    vocab_size: int = 32  # V: blank, unknown, start and end included
+    input_dim: int = 80  # d: width of the features
+    d_model: int = 256  # D
+    encoder: str = "transformer"  # kind of encoder layer: transformer or conformer
+    encoder_layers: int = 12
+    decoder_layers: int = 6
+    num_heads: int = 4  # H
+    d_k: int | None = None  # width of a head's queries and keys; None: D / H
+    d_v: int | None = None  # width of a head's values; None: D / H
+    attention_bias: bool = True
+    attention_init: str = "xavier_uniform"  # of whole projections; xavier_normal: head by head
+    ffn_dim: int = 2048
+    activation: str = "relu"  # of the feed-forward networks: relu, gelu or silu
+    norm_first: bool = True  # pre-norm, with one norm after each stack; False: post-norm, as in the paper
+    positions: str = "sinusoidal"  # sinusoidal, learned or rotary
+    max_positions: int = 5000  # length of the learned table
+    scale_embedding: bool = True  # embeddings and subsampled features times sqrt(D) before the positions are added
+    tie_output: bool = True  # the decoder's output layer is its embedding
+    subsampling: int = 4  # frames per encoder frame: 2, 4, 6 or 8
+    subsampling_channels: int = 64
+    conv_kernel: int = 15  # of the conformer's depthwise convolution; odd
+    dropout: float = 0.1
+
+    def __post_init__(self):
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"model.{name}: {getattr(self, name)!r} is not one of {', '.join(map(str, choices))}")
+        for name in ("input_dim", "d_model", "num_heads", "ffn_dim", "subsampling_channels", "max_positions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name} must be positive, not {getattr(self, name)}")
+        if self.encoder_layers < 1 or self.decoder_layers < 1:
+            raise ValueError("model.encoder_layers and model.decoder_layers must be at least 1")
+        if self.vocab_size < 5:
+            raise ValueError("model.vocab_size: four special symbols and at least one more are needed")
+        if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
+            raise ValueError(f"model.d_model={self.d_model} does not divide into model.num_heads={self.num_heads}")
+        if self.positions == "rotary" and self.key_dim % 2:
+            raise ValueError(f"model.positions=rotary turns pairs: d_k must be even, not {self.key_dim}")
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise ValueError(f"model.positions=sinusoidal needs an even model.d_model, not {self.d_model}")
+        if self.conv_kernel % 2 == 0:
+            raise ValueError(f"model.conv_kernel must be odd, not {self.conv_kernel}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout must lie in [0, 1), not {self.dropout}")
+
+    @property
+    def key_dim(self) -> int:
+        return self.d_k or self.d_model // self.num_heads
+
+    @property
+    def value_dim(self) -> int:
+        return self.d_v or self.d_model // self.num_heads
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> ModelConfig:
+        """One of `PRESETS`, with fields overridden. Raises ValueError naming the choices."""
+        if name not in PRESETS:
+            raise ValueError(f"model: {name!r} is not one of {', '.join(PRESETS)}")
+        return replace(PRESETS[name], **overrides)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """The inverse of `to_dict`. Raises ValueError for a field that this version does not know."""
+        unknown = set(values) - {field.name for field in fields(cls)}
+        if unknown:
+            raise ValueError(f"model: unknown field {', '.join(sorted(unknown))}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+PRESETS = {
+    "tiny": ModelConfig(
+        d_model=96, num_heads=4, encoder_layers=4, decoder_layers=2, ffn_dim=384, subsampling_channels=32
+    ),
+    "small": ModelConfig(),
+    "base": ModelConfig(d_model=512, num_heads=8, encoder_layers=6, decoder_layers=6, norm_first=False),
+    "conformer-s": ModelConfig(
+        encoder="conformer", d_model=144, encoder_layers=8, decoder_layers=3, ffn_dim=576, activation="silu"
+    ),
+    "conformer-m": ModelConfig(
+        encoder="conformer", d_model=256, encoder_layers=12, decoder_layers=4, ffn_dim=1024, activation="silu"
+    ),
+}

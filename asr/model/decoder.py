@@ -1,0 +1,99 @@
+"""The decoder: embedding, positions, a stack of layers with encoder-decoder attention, output layer.
+
+It runs in two ways that agree: over a whole sequence at once (training), or one position at a time with an explicit
+`DecoderState` (decoding).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from asr.model.config import ModelConfig
+from asr.model.layers import TransformerDecoderLayer
+from asr.model.masks import causal_mask, length_mask
+from asr.model.positions import Positions
+
+GROWTH = 64  # positions by which the caches grow
+
+
+@dataclass(frozen=True)
+class DecoderState:
+    """All that decoding remembers between two steps. B utterances with W hypotheses each are B·W rows."""
+
+    past: list[tuple[Tensor, Tensor]]  # per layer: keys, values (B·W, H, capacity, d)
+    cross: list[tuple[Tensor, Tensor]]  # per layer: the memory's keys, values (B, H, M, d)
+    memory_mask: Tensor  # (B, 1, 1, M)
+    position: int  # how many positions of `past` are filled
+
+    def select_rows(self, rows: Tensor) -> DecoderState:
+        """The state whose hypothesis i goes on from hypothesis `rows[i]`; utterances stay where they are."""
+        return replace(self, past=[(K.index_select(0, rows), V.index_select(0, rows)) for K, V in self.past])
+
+    def select_utterances(self, utterances: Tensor, width: int) -> DecoderState:
+        """The state of some utterances, `width` hypotheses each."""
+        rows = (utterances[:, None] * width + torch.arange(width, device=utterances.device)).flatten()
+        return replace(
+            self.select_rows(rows),
+            cross=[(K.index_select(0, utterances), V.index_select(0, utterances)) for K, V in self.cross],
+            memory_mask=self.memory_mask.index_select(0, utterances),
+        )
+
+    def with_room(self) -> DecoderState:
+        """The state with room for one more position."""
+        if self.position < self.past[0][0].shape[2]:
+            return self
+        pad = (0, 0, 0, GROWTH)
+        return replace(self, past=[(nn.functional.pad(K, pad), nn.functional.pad(V, pad)) for K, V in self.past])
+
+
+class Decoder(nn.Module):
+    """Tokens and memory to log-posteriors of the next token."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
+        self.positions = Positions(config)
+        self.layers = nn.ModuleList(TransformerDecoderLayer(config) for _ in range(config.decoder_layers))
+        self.norm = nn.LayerNorm(config.d_model) if config.norm_first else nn.Identity()
+        self.output = nn.Linear(config.d_model, config.vocab_size)
+        nn.init.zeros_(self.output.bias)
+        if config.tie_output:
+            self.output.weight = self.embedding.weight
+
+    def forward(self, Y_in: Tensor, memory: Tensor, memory_lens: Tensor, weights: list[Tensor] | None = None) -> Tensor:
+        """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32.
+
+        `weights` collects each layer's attention to the memory `(B, H, T', M)`."""
+        mask = causal_mask(Y_in.shape[1], Y_in.device)
+        memory_mask = length_mask(memory_lens, memory.shape[1])
+        x = self.positions(self.embedding(Y_in))
+        for layer in self.layers:
+            x = layer(x, memory, mask, memory_mask, weights)
+        return self._log_posteriors(x)
+
+    def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:
+        """The state before the first step, `width` hypotheses an utterance; the memory is projected once, here."""
+        rows = memory.shape[0] * width
+        H, config = self.config.num_heads, self.config
+        past = [
+            (memory.new_zeros(rows, H, GROWTH, config.key_dim), memory.new_zeros(rows, H, GROWTH, config.value_dim))
+            for _ in self.layers
+        ]
+        cross = [layer.cross_attention.project(memory) for layer in self.layers]
+        return DecoderState(past, cross, length_mask(memory_lens, memory.shape[1]), 0)
+
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """Log-posteriors `(B, W, V)` of the token after `tokens (B, W)`, each the newest of its hypothesis."""
+        state = state.with_room()
+        x = self.positions(self.embedding(tokens.flatten())[:, None], state.position).view(*tokens.shape, -1)
+        for layer, past, cross in zip(self.layers, state.past, state.cross, strict=True):
+            x = layer.step(x, past, cross, state.memory_mask, state.position)
+        return self._log_posteriors(x), replace(state, position=state.position + 1)
+
+    def _log_posteriors(self, x: Tensor) -> Tensor:
+        return self.output(self.norm(x)).float().log_softmax(dim=-1)

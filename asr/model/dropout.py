@@ -1,0 +1,41 @@
+"""Dropout (Srivastava et al. 2014), with masks that are cheap on a CPU.
+
+torch draws Bernoulli numbers on one thread, which takes a quarter of a training step on a CPU. There the masks come
+from numpy's SFC64 instead, one byte an element, seeded from torch's generator: `torch.manual_seed` fixes them too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class Dropout(nn.Module):
+    """Zeroes elements with probability `p` and scales the rest by 1 / (1 - p); the identity in evaluation.
+
+    On a CPU `p` is rounded to a multiple of 1/256 and the scale follows, so that the expectation is exact."""
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if x.device.type != "cpu":
+            return nn.functional.dropout(x, self.p)
+        return x * cpu_dropout_mask(x.shape, self.p, x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def cpu_dropout_mask(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
+    """Zeros with probability round(256 p) / 256, else the reciprocal of the rest."""
+    threshold = round(256 * p)
+    count = int(np.prod(shape))
+    seed = int(torch.randint(2**62, (), dtype=torch.int64))
+    words = np.random.SFC64(seed).random_raw((count + 7) // 8)
+    draws = torch.from_numpy(words.view(np.uint8)[:count]).view(shape)  # 0 to 255, exact in bfloat16 too
+    return draws.to(dtype).ge_(threshold).mul_(256 / (256 - threshold))

@@ -1,0 +1,33 @@
+"""The encoder: subsampler, positions, a stack of Transformer or Conformer layers."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from asr.model.config import ModelConfig
+from asr.model.layers import ConformerEncoderLayer, TransformerEncoderLayer
+from asr.model.masks import length_mask
+from asr.model.positions import Positions
+from asr.model.subsampling import ConvSubsampling
+
+LAYERS = {"transformer": TransformerEncoderLayer, "conformer": ConformerEncoderLayer}
+
+
+class Encoder(nn.Module):
+    """Features X `(B, T, d)` to memory `(B, M, D)`."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.subsampling = ConvSubsampling(config)
+        self.positions = Positions(config)
+        self.layers = nn.ModuleList(LAYERS[config.encoder](config) for _ in range(config.encoder_layers))
+        self.norm = nn.LayerNorm(config.d_model) if config.norm_first else nn.Identity()
+
+    def forward(self, X: Tensor, X_lens: Tensor, weights: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Memory `(B, M, D)` and its lengths. `weights` collects each layer's self-attention `(B, H, M, M)`."""
+        x, lens = self.subsampling(X, X_lens)
+        mask = length_mask(lens, x.shape[1])
+        x = self.positions(x)
+        for layer in self.layers:
+            x = layer(x, mask, weights)
+        return self.norm(x), lens

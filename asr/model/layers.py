@@ -1,0 +1,162 @@
+"""Layers: feed-forward, convolution, residual connections, and the encoder and decoder layers made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from asr.model.attention import MultiHeadAttention
+from asr.model.config import ModelConfig
+from asr.model.dropout import Dropout
+
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
+
+
+class FeedForward(nn.Sequential):
+    """W2 · dropout(act(W1 x)), the same at every position ("Attention Is All You Need", section 3.3)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(
+            nn.Linear(config.d_model, config.ffn_dim),
+            ACTIVATIONS[config.activation](),
+            Dropout(config.dropout),
+            nn.Linear(config.ffn_dim, config.d_model),
+        )
+
+
+class Residual(nn.Module):
+    """A sub-layer's residual connection and layer norm.
+
+    Post-norm (the paper): norm(x + dropout(sub(x))). Pre-norm: x + dropout(sub(norm(x))). `weight` scales the
+    sub-layer's part (the Conformer's half steps)."""
+
+    def __init__(self, config: ModelConfig, weight: float = 1.0):
+        super().__init__()
+        self.norm = nn.LayerNorm(config.d_model)
+        self.dropout = Dropout(config.dropout)
+        self.norm_first = config.norm_first
+        self.weight = weight
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.norm_first:
+            return torch.add(x, self.dropout(sublayer(self.norm(x))), alpha=self.weight)
+        return self.norm(torch.add(x, self.dropout(sublayer(x)), alpha=self.weight))
+
+
+class TransformerEncoderLayer(nn.Module):
+    """Self-attention and feed-forward ("Attention Is All You Need", section 3.1)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.attention = MultiHeadAttention(config, rotary=config.positions == "rotary")
+        self.attention_residual = Residual(config)
+        self.ffn = FeedForward(config)
+        self.ffn_residual = Residual(config)
+
+    def forward(self, x: Tensor, mask: Tensor | None, weights: list[Tensor] | None = None) -> Tensor:
+        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding -> `(B, L, D)`."""
+        x = self.attention_residual(x, lambda y: self.attention(y, y, mask, weights))
+        return self.ffn_residual(x, self.ffn)
+
+
+class ConvolutionModule(nn.Module):
+    """Pointwise conv, GLU, depthwise conv, norm, SiLU, pointwise conv (Gulati et al. 2020, section 2.2).
+
+    Layer norm stands in for batch norm: its result does not depend on the rest of the batch."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        D = config.d_model
+        self.expand = nn.Linear(D, 2 * D)
+        self.depthwise = nn.Conv1d(D, D, config.conv_kernel, padding=config.conv_kernel // 2, groups=D)
+        self.norm = nn.LayerNorm(D)
+        self.output = nn.Linear(D, D)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """`x (B, L, D)`, `mask (B, 1, 1, L)`: the padding is zero to the convolution."""
+        x = nn.functional.glu(self.expand(x), dim=-1)
+        if mask is not None:
+            x = x.masked_fill(mask[:, 0, 0, :, None], 0.0)
+        return self.output(nn.functional.silu(self.norm(self._convolve(x))))
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            return self.depthwise(x.transpose(1, 2)).transpose(1, 2)
+        # On a CPU the same convolution is twice as fast in two dimensions and channels-last, which is how x lies; in
+        # float32, since oneDNN's bfloat16 depthwise backward pass never returns for some shapes (53 x 52 frames).
+        with torch.autocast("cpu", enabled=False):
+            image = x.float().transpose(1, 2).unsqueeze(2)
+            weight, bias = self.depthwise.weight.float().unsqueeze(2), self.depthwise.bias.float()
+            padding = (0, self.depthwise.padding[0])
+            out = nn.functional.conv2d(image, weight, bias, padding=padding, groups=x.shape[2])
+        return out.squeeze(2).transpose(1, 2)
+
+
+class ConformerEncoderLayer(nn.Module):
+    """Half a feed-forward, self-attention, convolution, half a feed-forward, norm (Gulati et al. 2020)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.first_ffn = FeedForward(config)
+        self.first_ffn_residual = Residual(config, weight=0.5)
+        self.attention = MultiHeadAttention(config, rotary=config.positions == "rotary")
+        self.attention_residual = Residual(config)
+        self.convolution = ConvolutionModule(config)
+        self.convolution_residual = Residual(config)
+        self.ffn = FeedForward(config)
+        self.ffn_residual = Residual(config, weight=0.5)
+        self.norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, x: Tensor, mask: Tensor | None, weights: list[Tensor] | None = None) -> Tensor:
+        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding -> `(B, L, D)`."""
+        x = self.first_ffn_residual(x, self.first_ffn)
+        x = self.attention_residual(x, lambda y: self.attention(y, y, mask, weights))
+        x = self.convolution_residual(x, lambda y: self.convolution(y, mask))
+        return self.norm(self.ffn_residual(x, self.ffn))
+
+
+class TransformerDecoderLayer(nn.Module):
+    """Causal self-attention, attention to the encoder's memory, feed-forward."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.self_attention = MultiHeadAttention(config, rotary=config.positions == "rotary")
+        self.self_attention_residual = Residual(config)
+        self.cross_attention = MultiHeadAttention(config)
+        self.cross_attention_residual = Residual(config)
+        self.ffn = FeedForward(config)
+        self.ffn_residual = Residual(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: Tensor | None,
+        memory_mask: Tensor | None,
+        weights: list[Tensor] | None = None,
+    ) -> Tensor:
+        """`x (B, T', D)` under the causal `mask (T', T')`, `memory (B, M, D)` under `memory_mask (B, 1, 1, M)`."""
+        x = self.self_attention_residual(x, lambda y: self.self_attention(y, y, mask))
+        x = self.cross_attention_residual(x, lambda y: self.cross_attention(y, memory, memory_mask, weights))
+        return self.ffn_residual(x, self.ffn)
+
+    def step(
+        self, x: Tensor, past: tuple[Tensor, Tensor], cross: tuple[Tensor, Tensor], memory_mask: Tensor, offset: int
+    ) -> Tensor:
+        """One position of all hypotheses: `x (B, W, D)` at position `offset`, W hypotheses an utterance.
+
+        `past` are the self-attention's keys and values `(B·W, H, L, d)` with room at `offset`, where this position is
+        written; `cross` are the memory's, `(B, H, M, d)`: the W hypotheses are so many queries to them."""
+
+        def attend_to_past(y: Tensor) -> Tensor:
+            row = y.flatten(0, 1).unsqueeze(1)
+            for cache, new in zip(past, self.self_attention.project(row, offset), strict=True):
+                cache[:, :, offset] = new[:, :, 0]
+            K, V = (cache[:, :, : offset + 1] for cache in past)
+            return self.self_attention.attend(row, K, V, offset=offset).view_as(y)
+
+        x = self.self_attention_residual(x, attend_to_past)
+        x = self.cross_attention_residual(x, lambda y: self.cross_attention.attend(y, *cross, mask=memory_mask))
+        return self.ffn_residual(x, self.ffn)

@@ -1,0 +1,60 @@
+"""Positions: sinusoids ("Attention Is All You Need", section 3.5), a learned table, or rotations (Su et al. 2021)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from asr.model.config import ModelConfig
+from asr.model.dropout import Dropout
+
+
+def sinusoids(length: int, d_model: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(the same), pos from `offset`: `(length, D)`."""
+    position = torch.arange(offset, offset + length, device=device, dtype=torch.float32)
+    rate = torch.exp(torch.arange(0, d_model, 2, device=device, dtype=torch.float32) * (-math.log(10000.0) / d_model))
+    angle = position[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+
+class Positions(nn.Module):
+    """What an encoder or a decoder does with its input `(B, L, D)`: scale it, add positions, drop out.
+
+    Rotary positions are added inside the attention instead, by `rotate`."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.kind = config.positions
+        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.dropout = Dropout(config.dropout)
+        if self.kind == "learned":
+            self.table = nn.Embedding(config.max_positions, config.d_model)
+            nn.init.normal_(self.table.weight, std=0.02)
+        elif self.kind == "sinusoidal":
+            self.register_buffer("cached", sinusoids(1000, config.d_model), persistent=False)
+
+    def forward(self, x: Tensor, offset: int = 0) -> Tensor:
+        """`x (B, L, D)` at positions from `offset`. Raises ValueError past the end of a learned table."""
+        x = x * self.scale
+        end = offset + x.shape[1]
+        if self.kind == "learned":
+            if end > self.table.num_embeddings:
+                raise ValueError(f"{end} positions are more than model.max_positions={self.table.num_embeddings}")
+            x = x + self.table.weight[offset:end]
+        elif self.kind == "sinusoidal":
+            if end > len(self.cached):
+                self.cached = sinusoids(2 * end, x.shape[2], device=x.device)
+            x = x + self.cached[offset:end]
+        return self.dropout(x)
+
+
+def rotate(x: Tensor, offset: int = 0) -> Tensor:
+    """Turns pair i of `x (B, H, L, d_k)` by pos / 10000^(2i/d_k): Q Kᵀ then depends on distances alone."""
+    half = x.shape[-1] // 2
+    rate = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angle = torch.arange(offset, offset + x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * rate
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)

@@ -1,0 +1,50 @@
+"""Convolutional subsampling (Dong et al. 2018, Speech-Transformer): fewer, wider frames before the encoder."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from asr.model.config import ModelConfig
+
+# (kernel, stride) of each convolution over time and frequency
+CONVOLUTIONS = {
+    2: ((3, 2), (3, 1)),
+    4: ((3, 2), (3, 2)),
+    6: ((3, 2), (5, 3)),
+    8: ((3, 2), (3, 2), (3, 2)),
+}
+
+
+class ConvSubsampling(nn.Module):
+    """X `(B, T, d)` -> `(B, T / factor, D)`. Nothing is padded: an output frame sees real frames alone."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.shapes = CONVOLUTIONS[config.subsampling]
+        channels, width = 1, config.input_dim
+        layers: list[nn.Module] = []
+        for kernel, stride in self.shapes:
+            layers += [nn.Conv2d(channels, config.subsampling_channels, kernel, stride), nn.ReLU()]
+            channels, width = config.subsampling_channels, (width - kernel) // stride + 1
+        if width < 1:
+            raise ValueError(f"model.input_dim={config.input_dim} is too narrow to subsample by {config.subsampling}")
+        self.convolutions = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+        self.output = nn.Linear(channels * width, config.d_model)
+
+    def forward(self, X: Tensor, X_lens: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames and lengths after subsampling; an utterance shorter than one output frame has length 0."""
+        shortest = 1
+        for kernel, stride in reversed(self.shapes):
+            shortest = (shortest - 1) * stride + kernel
+        if X.shape[1] < shortest:
+            X = nn.functional.pad(X, (0, 0, 0, shortest - X.shape[1]))
+        x = self.convolutions(X.unsqueeze(1))
+        x = self.output(x.permute(0, 2, 3, 1).flatten(2))
+        return x, self.output_lens(X_lens)
+
+    def output_lens(self, lens: Tensor) -> Tensor:
+        """Lengths after subsampling, from lengths `(B,)` before it."""
+        for kernel, stride in self.shapes:
+            lens = torch.div(lens - kernel, stride, rounding_mode="floor") + 1
+        return lens.clamp(min=0)

@@ -1,0 +1,19 @@
+"""Ground floor: what text is to the model. Normalisers and tokenizers."""
+
+from asr.text.normalizer import NORMALIZERS, english, get_normalizer, neutral
+from asr.text.tokenizer import BLANK, EOS, SOS, UNK, BPETokenizer, CharTokenizer, Tokenizer, load_tokenizer
+
+__all__ = [
+    "BLANK",
+    "EOS",
+    "NORMALIZERS",
+    "SOS",
+    "UNK",
+    "BPETokenizer",
+    "CharTokenizer",
+    "Tokenizer",
+    "english",
+    "get_normalizer",
+    "load_tokenizer",
+    "neutral",
+]

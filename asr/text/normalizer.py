@@ -1,0 +1,88 @@
+"""Text normalisation: what both sides of every score, and every training transcript, go through.
+
+`english` writes numbers out in words and keeps the letters a-z and the apostrophe; `neutral` fits any script (NFKC,
+lower case, no punctuation). A normaliser is a plain function; its name travels with the model.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+Normalizer = Callable[[str], str]
+
+_APOSTROPHES = dict.fromkeys(map(ord, "’‘ʼ`´′＇"), "'")
+_CURRENCIES = {"$": "dollar", "£": "pound", "€": "euro"}
+_NUMBER = re.compile(
+    r"(?P<currency>[$£€])?\s?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?P<suffix>(?:st|nd|rd|th)\b|s\b|\s?%)?"
+)
+_SYMBOLS = {"&": " and ", "%": " percent ", "+": " plus ", "=": " equals ", "@": " at "}
+
+
+def english(text: str) -> str:
+    """Lower-case words of a-z and inner apostrophes, digits as words: `"It's 25% of $3.50!"` -> `it's twenty five
+    percent of three dollars fifty cents`. Accents are dropped; anything else becomes a space."""
+    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
+    text = _NUMBER.sub(_spoken_number, text)
+    for symbol, word in _SYMBOLS.items():
+        text = text.replace(symbol, word)
+    text = unicodedata.normalize("NFKD", text.lower())
+    text = "".join(c for c in text if not unicodedata.combining(c))
+    text = re.sub(r"[^a-z']+", " ", text)
+    text = re.sub(r"(?<![a-z])'+|'+(?![a-z])", "", text)  # quotation marks; only apostrophes inside a word stay
+    return " ".join(text.split())
+
+
+def neutral(text: str) -> str:
+    """Any script: NFKC, lower case, punctuation and symbols to spaces, inner apostrophes kept, single spaces."""
+    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES).lower()
+    text = "".join(c if c == "'" or unicodedata.category(c)[0] in "LMN" else " " for c in text)
+    text = re.sub(r"(?<!\w)'|'(?!\w)", " ", text)
+    return " ".join(text.split())
+
+
+def identity(text: str) -> str:
+    """Single spaces, nothing else: for text that is already as the model should write it."""
+    return " ".join(text.split())
+
+
+NORMALIZERS: dict[str, Normalizer] = {"english": english, "neutral": neutral, "none": identity}
+
+
+def get_normalizer(name: str) -> Normalizer:
+    """The normaliser called `name`. Raises ValueError naming the choices."""
+    if name not in NORMALIZERS:
+        raise ValueError(f"normalizer: {name!r} is not one of {', '.join(NORMALIZERS)}")
+    return NORMALIZERS[name]
+
+
+def _spoken_number(match: re.Match[str]) -> str:
+    from num2words import num2words  # only texts with digits pay for the import
+
+    number, suffix = match["number"].replace(",", ""), (match["suffix"] or "").strip()
+    whole = number.partition(".")[0]
+    if len(whole) > 15 or (len(whole) > 1 and whole.startswith("0")):
+        words = " ".join(num2words(int(d)) if d != "." else "point" for d in number)
+    elif match["currency"]:
+        words = _money(number, _CURRENCIES[match["currency"]])
+    elif suffix in ("st", "nd", "rd", "th") and whole == number:
+        words = num2words(int(whole), to="ordinal")
+    elif re.fullmatch(r"1[1-9]\d\d|20[1-9]\d", match["number"]):
+        words = num2words(int(whole), to="year")
+    else:
+        words = num2words(int(number)) if whole == number else num2words(float(number))
+    if suffix == "s":
+        words = words[:-1] + "ies" if words.endswith("y") else words + ("es" if words.endswith("x") else "s")
+    if suffix == "%":
+        words += " percent"
+    return f" {words} ".replace("-", " ").replace(",", "")
+
+
+def _money(amount: str, unit: str) -> str:
+    from num2words import num2words
+
+    whole, _, part = amount.partition(".")
+    words = f"{num2words(int(whole))} {unit}{'' if int(whole) == 1 else 's'}"
+    cents = int(part.ljust(2, "0")[:2]) if part else 0
+    return f"{words} {num2words(cents)} cents" if cents else words

@@ -1,0 +1,143 @@
+"""Tokenizers: text to ids and back, behind one small interface.
+
+Every vocabulary starts with the same four symbols, so that blank, unknown, start and end have the same ids in every
+model: 0 `<blank>` (CTC), 1 `<unk>`, 2 `<sos>`, 3 `<eos>`. Characters are the default (any script); `BPETokenizer` wraps
+a sentencepiece model.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+BLANK, UNK, SOS, EOS = 0, 1, 2, 3
+SPECIALS = ("<blank>", "<unk>", "<sos>", "<eos>")
+
+
+class Tokenizer(ABC):
+    """Text to a list of ids and back. `len(tokenizer)` is V, the special symbols included."""
+
+    file_name: str
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, without start and end; what the vocabulary lacks becomes `UNK`."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`; blank, start and end are left out, unknown is written as U+FFFD."""
+
+    @abstractmethod
+    def save(self, folder: str | Path) -> None:
+        """Writes `folder / self.file_name`."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+
+class CharTokenizer(Tokenizer):
+    """One id per character (Unicode code point), the space included."""
+
+    file_name = "characters.json"
+
+    def __init__(self, characters: Sequence[str]):
+        if len(set(characters)) != len(characters) or any(len(c) != 1 for c in characters):
+            raise ValueError("characters must be distinct and of length 1")
+        self.characters = list(characters)
+        self._ids = {c: i for i, c in enumerate(self.characters, len(SPECIALS))}
+
+    @classmethod
+    def train(cls, texts: Iterable[str]) -> CharTokenizer:
+        """The vocabulary of all characters of `texts`, in code point order."""
+        return cls(sorted(set().union(*map(set, texts))))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> CharTokenizer:
+        return cls(json.loads((Path(folder) / cls.file_name).read_text(encoding="utf-8")))
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.get(c, UNK) for c in text]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        first = len(SPECIALS)
+        return "".join(self.characters[i - first] if i >= first else "\ufffd" for i in ids if i >= first or i == UNK)
+
+    def save(self, folder: str | Path) -> None:
+        text = json.dumps(self.characters, ensure_ascii=False)
+        (Path(folder) / self.file_name).write_text(text, encoding="utf-8")
+
+    def __len__(self) -> int:
+        return len(SPECIALS) + len(self.characters)
+
+
+class BPETokenizer(Tokenizer):
+    """Subwords by sentencepiece (Kudo & Richardson 2018), byte-pair encoding or unigram."""
+
+    file_name = "sentencepiece.model"
+
+    def __init__(self, model: bytes):
+        from sentencepiece import SentencePieceProcessor
+
+        self._model = model
+        self._processor = SentencePieceProcessor(model_proto=model)
+        pieces = tuple(self._processor.IdToPiece(i) for i in range(len(SPECIALS)))
+        if pieces != SPECIALS:
+            raise ValueError(f"a sentencepiece model must start with {SPECIALS}, this one starts with {pieces}")
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int, model_type: str = "bpe") -> BPETokenizer:
+        """Trains on normalised `texts`. `vocab_size` counts the four special symbols.
+        Raises ValueError where the texts are too few for `vocab_size`."""
+        import io
+
+        from sentencepiece import SentencePieceTrainer
+
+        model = io.BytesIO()
+        try:
+            SentencePieceTrainer.Train(
+                sentence_iterator=iter(texts),
+                model_writer=model,
+                vocab_size=vocab_size,
+                model_type=model_type,
+                character_coverage=1.0,
+                normalization_rule_name="identity",
+                pad_id=BLANK,
+                unk_id=UNK,
+                bos_id=SOS,
+                eos_id=EOS,
+                pad_piece=SPECIALS[BLANK],
+                unk_piece=SPECIALS[UNK],
+                bos_piece=SPECIALS[SOS],
+                eos_piece=SPECIALS[EOS],
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise ValueError(f"tokenizer.vocab_size={vocab_size}: sentencepiece says {error}") from None
+        return cls(model.getvalue())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> BPETokenizer:
+        return cls((Path(folder) / cls.file_name).read_bytes())
+
+    def encode(self, text: str) -> list[int]:
+        return self._processor.Encode(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        text = self._processor.Decode([i for i in ids if i not in (BLANK, SOS, EOS)])
+        return text.replace(" \u2047 ", "\ufffd")
+
+    def save(self, folder: str | Path) -> None:
+        (Path(folder) / self.file_name).write_bytes(self._model)
+
+    def __len__(self) -> int:
+        return self._processor.GetPieceSize()
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer of a model folder, whichever kind it holds. Raises FileNotFoundError where there is none."""
+    for kind in (CharTokenizer, BPETokenizer):
+        if (Path(folder) / kind.file_name).is_file():
+            return kind.load(folder)
+    raise FileNotFoundError(f"{folder}: no tokenizer ({CharTokenizer.file_name} or {BPETokenizer.file_name})")

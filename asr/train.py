@@ -1,0 +1,72 @@
+"""Training.
+
+    python -m asr.train                                         the tour: spoken digits, a few minutes on a CPU
+    python -m asr.train experiment=an4 data.train=[...]         a shipped experiment on your data
+    python -m asr.train model=conformer-s epochs=60 out=exp/a   any option of asr/training/config.py
+    python -m asr.train out=exp/a resume=true                   goes on where the last checkpoint is
+
+Options are Hydra's: `python -m asr.train --help` lists them all, `--cfg job` shows them composed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from asr.model.config import PRESETS
+from asr.resources import resource
+from asr.training.config import TrainConfig
+
+
+def register_configs() -> None:
+    """Tells Hydra the schema, so that types are checked, and the model presets as the group `model`."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=_writable(TrainConfig))
+    for name, preset in PRESETS.items():
+        store.store(group="model", name=name, node=_writable(preset))
+
+
+def build_config(composed: DictConfig) -> TrainConfig:
+    """The composed options as checked dataclasses. Raises ValueError naming the option that is wrong."""
+    try:
+        return OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+
+
+def _writable(config: object) -> DictConfig:
+    node = OmegaConf.structured(config)
+    OmegaConf.set_readonly(node, False)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            OmegaConf.set_readonly(child, False)
+    return node
+
+
+def run(composed: DictConfig) -> None:
+    from asr.training.run import train
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="lightning")
+    try:
+        train(build_config(composed))
+    except (ValueError, FileExistsError) as error:
+        sys.exit(f"asr.train: {error}")
+
+
+def main() -> None:
+    OmegaConf.register_new_resolver("shipped", lambda path: str(resource(*path.split("/"))), replace=True)
+    register_configs()
+    hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="train")(run)()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Fourth floor: from corpora to a model, on Lightning."""

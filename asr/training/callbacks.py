@@ -1,0 +1,69 @@
+"""What one sees of a training: a line an epoch, and in TensorBoard sample transcripts and an attention picture."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import lightning as L
+import torch
+
+from asr.training.module import SpeechTraining
+
+logger = logging.getLogger(__name__)
+
+SHOWN = 5  # sample transcripts
+
+
+class EpochLine(L.Callback):
+    """One line after each validation: epoch, losses, dev WER, seconds of sound per second, time left."""
+
+    def __init__(self, epoch_seconds: float):
+        self.epoch_seconds = epoch_seconds
+
+    def on_train_epoch_start(self, trainer: L.Trainer, module: SpeechTraining) -> None:
+        self.started = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: SpeechTraining) -> None:
+        took = time.monotonic() - self.started
+        left = took * (trainer.max_epochs - trainer.current_epoch - 1) / 60
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        shown = [f"loss {metrics['train/total_epoch']:.3f}"] if "train/total_epoch" in metrics else []
+        shown += (
+            [f"dev loss {metrics['dev/loss']:.3f}, dev WER {metrics['dev/wer']:.2f} %"] if "dev/wer" in metrics else []
+        )
+        rate = f"{self.epoch_seconds / took:.0f} s of sound a second, {left:.1f} min left"
+        epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+        logger.info("%s: %s; %.0f s (%s)", epoch, ", ".join(shown), took, rate)
+
+
+class Samples(L.Callback):
+    """Sample transcripts and the last decoder layer's attention on the first dev utterance, in TensorBoard."""
+
+    def on_validation_batch_end(self, trainer, module: SpeechTraining, outputs, batch, batch_idx, dataloader_idx=0):
+        if batch is not None and batch_idx == 0:
+            self.batch = batch
+
+    def on_validation_end(self, trainer: L.Trainer, module: SpeechTraining) -> None:
+        if trainer.sanity_checking or trainer.logger is None or not trainer.is_global_zero:
+            return
+        board = trainer.logger.experiment
+        pairs = list(zip(module.references, module.hypotheses, strict=True))[-SHOWN:]
+        text = "\n\n".join(f"**said** {said}  \n**heard** {heard}" for said, heard in pairs)
+        board.add_text("dev/transcripts", text, trainer.global_step)
+        board.add_figure("dev/attention", self._picture(module), trainer.global_step)
+
+    @torch.inference_mode()
+    def _picture(self, module: SpeechTraining):
+        from matplotlib.figure import Figure
+
+        model, batch = module.model, self.batch
+        X, X_lens = model.front_end(batch.inputs[:1, : batch.lens[0]], batch.lens[:1])
+        memory, memory_lens = model.transformer.encoder(X, X_lens)
+        weights: list[torch.Tensor] = []
+        Y = batch.Y[:1, : batch.Y_lens[0]]
+        model.transformer.decoder(torch.nn.functional.pad(Y, (1, 0), value=2), memory, memory_lens, weights)
+        figure = Figure(figsize=(8, 4), layout="constrained")
+        axes = figure.add_subplot(xlabel="encoder frame", ylabel="character", title=batch.texts[0][:80])
+        axes.imshow(weights[-1][0].mean(dim=0).float().cpu(), aspect="auto", origin="lower")
+        return figure

@@ -1,0 +1,107 @@
+"""What a training is: plain dataclasses that Hydra composes, checked when they are built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from asr.audio.augment import SpecAugmentConfig
+from asr.audio.features import FeatureConfig
+from asr.decode.options import DecodeOptions
+from asr.model.config import ModelConfig
+from asr.text.normalizer import get_normalizer
+
+
+@dataclass
+class DataConfig:
+    """Where the speech is and what of it is used."""
+
+    train: list[str] = field(default_factory=list)  # corpora, in any form that asr.corpus opens
+    dev: list[str] = field(default_factory=list)
+    normalizer: str = "english"  # english, neutral or none
+    min_seconds: float = 0.1
+    max_seconds: float = 30.0  # longer utterances are left out of training
+    speeds: list[float] = field(default_factory=lambda: [0.9, 1.0, 1.1])  # one is drawn for each utterance
+    batch_seconds: float = 120.0  # of sound on one device at once, padding included
+    global_batch_seconds: float = 120.0  # of sound in one update, over all devices
+    workers: int = -1  # processes that read sound; -1: one for each core but one, at most 8
+
+    def __post_init__(self):
+        get_normalizer(self.normalizer)
+        if not self.train or not self.dev:
+            raise ValueError("data.train and data.dev each name at least one corpus")
+        if not 0 <= self.min_seconds < self.max_seconds:
+            raise ValueError("data.min_seconds must be at least 0 and less than data.max_seconds")
+        if self.batch_seconds < self.max_seconds:
+            raise ValueError(
+                "data.batch_seconds must be at least data.max_seconds, or the longest utterance has no batch"
+            )
+        if self.global_batch_seconds < self.batch_seconds:
+            raise ValueError("data.global_batch_seconds must be at least data.batch_seconds")
+        if not self.speeds or any(not 0.5 <= speed <= 2 for speed in self.speeds):
+            raise ValueError("data.speeds lie between 0.5 and 2; [1.0] for none")
+
+
+@dataclass
+class TokenizerConfig:
+    kind: str = "char"  # char or bpe
+    vocab_size: int = 500  # of bpe, four special symbols included
+
+    def __post_init__(self):
+        if self.kind not in ("char", "bpe"):
+            raise ValueError(f"tokenizer.kind: {self.kind!r} is not one of char, bpe")
+
+
+@dataclass
+class LossConfig:
+    """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy of the decoder."""
+
+    ctc_weight: float = 0.3
+    label_smoothing: float = 0.1
+
+    def __post_init__(self):
+        if not 0 <= self.ctc_weight <= 1 or not 0 <= self.label_smoothing < 1:
+            raise ValueError("loss.ctc_weight lies in [0, 1], loss.label_smoothing in [0, 1)")
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW with warm-up; the rate rises linearly to `lr` and then falls."""
+
+    lr: float = 1.5e-3  # at the end of the warm-up
+    schedule: str = "cosine"  # cosine: to zero at the last update; inverse_sqrt: as in the paper
+    warmup: float = 0.1  # updates; below 1: as a part of all updates
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
+    weight_decay: float = 0.01  # of matrices; biases and norms have none
+    clip: float = 5.0  # largest norm of the gradient
+
+    def __post_init__(self):
+        if self.schedule not in ("cosine", "inverse_sqrt"):
+            raise ValueError(f"optimizer.schedule: {self.schedule!r} is not one of cosine, inverse_sqrt")
+        if self.lr <= 0 or self.warmup < 0 or self.clip <= 0:
+            raise ValueError("optimizer.lr and optimizer.clip must be positive, optimizer.warmup not negative")
+
+
+@dataclass
+class TrainConfig:
+    """The whole training; `python -m asr.train --help` shows it composed."""
+
+    data: DataConfig
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    features: FeatureConfig = field(default_factory=FeatureConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)  # vocab_size and input_dim follow from the rest
+    spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    validation: DecodeOptions = field(default_factory=lambda: DecodeOptions(beam_size=4))
+    epochs: int = 40
+    validate_every: int = 1  # epochs
+    average: int = 10  # checkpoints, the best by dev WER, averaged into the model
+    patience: int = 0  # validations without a better dev WER after which training stops; 0: never
+    precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
+    seed: int = 1
+    out: str = "exp/digits"  # checkpoints, TensorBoard and the model
+    resume: bool = False  # go on from the last checkpoint in `out`
+
+    def __post_init__(self):
+        if self.epochs < 1 or self.validate_every < 1 or self.average < 1 or self.patience < 0:
+            raise ValueError("epochs, validate_every and average must be at least 1, patience at least 0")

@@ -1,0 +1,161 @@
+"""From corpora to batches: duration buckets, speed perturbation, tensors on their way to the device."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from itertools import pairwise
+from typing import NamedTuple
+
+import lightning as L
+import torch
+from lhotse import CutSet
+from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+from asr.audio.augment import change_speed
+from asr.audio.reading import SAMPLE_RATE
+from asr.corpus import Skipped, iterate, open_corpus
+from asr.model.speech_model import SpeechModel
+from asr.text.normalizer import get_normalizer
+from asr.text.tokenizer import Tokenizer
+from asr.training.config import DataConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Batch(NamedTuple):
+    """B utterances, padded with zeros."""
+
+    inputs: Tensor  # (B, N) samples, or (B, T, d) matrices
+    lens: Tensor  # (B,) in samples or frames
+    Y: Tensor  # (B, U)
+    Y_lens: Tensor  # (B,)
+    texts: list[str]  # normalised
+
+
+class SpeechDataset(Dataset):
+    """A batch of cuts to a `Batch`; what cannot be read is left out. None where nothing of the batch is left."""
+
+    def __init__(self, tokenizer: Tokenizer, speeds: list[float]):
+        self.tokenizer = tokenizer
+        self.speeds = speeds
+
+    def __getitem__(self, cuts: CutSet) -> Batch | None:
+        inputs, texts = [], []
+        for cut, sound in iterate(cuts):
+            speed = self.speeds[int(torch.randint(len(self.speeds), ()))]
+            sound = torch.from_numpy(sound)
+            inputs.append(change_speed(sound, speed) if sound.ndim == 1 else sound)
+            texts.append(cut.supervisions[0].text)
+        if not inputs:
+            return None
+        labels = [torch.tensor(self.tokenizer.encode(text)) for text in texts]
+        return Batch(
+            pad_sequence(inputs, batch_first=True),
+            torch.tensor([len(x) for x in inputs]),
+            pad_sequence(labels, batch_first=True),
+            torch.tensor([len(y) for y in labels]),
+            texts,
+        )
+
+
+class SpeechData(L.LightningDataModule):
+    """The corpora of a training, normalised, checked and batched."""
+
+    def __init__(self, config: DataConfig, seed: int):
+        super().__init__()
+        self.config = config
+        self.seed = seed
+        normalize = get_normalizer(config.normalizer)
+        self.train_cuts = _normalized(open_corpus(config.train), normalize)
+        self.dev_cuts = _normalized(open_corpus(config.dev), normalize)
+
+    def texts(self) -> list[str]:
+        """The normalised transcripts of the training set."""
+        return [cut.supervisions[0].text for cut in self.train_cuts]
+
+    def fit_to(self, model: SpeechModel) -> None:
+        """Takes the model's tokenizer, and leaves out of training, by name, what the model cannot be trained on."""
+        self.tokenizer = model.tokenizer
+        self.train_cuts = _trainable(self.train_cuts, self.config, model)
+
+    @property
+    def train_seconds(self) -> float:
+        return sum(cut.duration for cut in self.train_cuts)
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader(self._train_sampler(), self.config.speeds)
+
+    def batches_per_epoch(self) -> int:
+        """How many batches the first epoch has on this process; later epochs differ by a few."""
+        return sum(1 for _ in self._train_sampler())
+
+    def _train_sampler(self) -> DynamicBucketingSampler:
+        # 30 buckets leave 3 % of the frames to padding; in small sets each bucket keeps about two batches
+        buckets = int(min(30, max(2, self.train_seconds / self.config.batch_seconds / 2)))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="You are using DynamicBucketingSampler with an eagerly read")
+            return DynamicBucketingSampler(
+                self.train_cuts,
+                max_duration=self.config.batch_seconds,
+                num_buckets=buckets,
+                shuffle=True,
+                seed=self.seed,
+            )
+
+    def val_dataloader(self) -> DataLoader:
+        longest_first = self.dev_cuts.sort_by_duration()
+        limit = max(self.config.batch_seconds, longest_first[0].duration)
+        return self._loader(SimpleCutSampler(longest_first, max_duration=limit), [1.0])
+
+    def _loader(self, sampler, speeds: list[float]) -> DataLoader:
+        workers = self.config.workers if self.config.workers >= 0 else min(8, max(1, (os.cpu_count() or 1) - 1))
+        dataset = SpeechDataset(self.tokenizer, speeds)
+        pinned = torch.cuda.is_available()
+        return DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers, pin_memory=pinned)
+
+
+def _normalized(cuts: CutSet, normalize) -> CutSet:
+    skipped, kept = Skipped("transcripts"), []
+    for cut in cuts:
+        skipped.total += 1
+        text = normalize(cut.supervisions[0].text or "")
+        if not text:
+            skipped.add(cut.id, "its transcript is empty after normalisation")
+            continue
+        cut.supervisions[0].text = text
+        kept.append(cut)
+    skipped.report()
+    if not kept:
+        raise ValueError("no utterance has a transcript")
+    return CutSet.from_cuts(kept)
+
+
+def _trainable(cuts: CutSet, config: DataConfig, model: SpeechModel) -> CutSet:
+    """The cuts within the limits whose transcript CTC can align at the highest speed: the memory must be at least as
+    long as the labels and one blank for each repetition."""
+    skipped, kept = Skipped("training set"), []
+    for cut in cuts:
+        skipped.total += 1
+        if not config.min_seconds <= cut.duration <= config.max_seconds:
+            skipped.add(cut.id, f"{cut.duration:.1f} s is outside data.min_seconds to data.max_seconds")
+            continue
+        labels = model.tokenizer.encode(cut.supervisions[0].text)
+        needed = len(labels) + sum(a == b for a, b in pairwise(labels))
+        if cut.recording is None:
+            frames = torch.tensor(round(cut.duration * 100))
+        else:
+            frames = model.front_end.output_lens(torch.tensor(int(cut.duration / max(config.speeds) * SAMPLE_RATE)))
+        memory = int(model.transformer.encoder.subsampling.output_lens(frames))
+        if memory < needed:
+            skipped.add(cut.id, f"{memory} encoder frames are too few for {needed} labels")
+            continue
+        kept.append(cut)
+    skipped.report()
+    if not kept:
+        raise ValueError("data.train: no utterance is left to train on")
+    return CutSet.from_cuts(kept)

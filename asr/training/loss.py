@@ -1,0 +1,56 @@
+"""The joint loss: CTC beside attention (Kim et al. 2017), with label smoothing (Szegedy et al. 2016)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from asr.model.transformer import Output
+from asr.text.tokenizer import BLANK, EOS
+from asr.training.config import LossConfig
+
+IGNORED = -100  # the label of padding: it has no loss
+
+
+class Losses(NamedTuple):
+    """Natural-log losses per target token of the batch, scalars."""
+
+    total: Tensor
+    ctc: Tensor
+    attention: Tensor
+
+
+def targets(Y: Tensor, Y_lens: Tensor) -> Tensor:
+    """`y <eos>` and then `IGNORED`: `(B, U)` -> `(B, U + 1)`."""
+    Y = torch.nn.functional.pad(Y, (0, 1))
+    position = torch.arange(Y.shape[1], device=Y.device)
+    Y = Y.masked_fill(position == Y_lens[:, None], EOS)
+    return Y.masked_fill(position > Y_lens[:, None], IGNORED)
+
+
+def smoothed_cross_entropy(log_probs: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Sum over the labels `(B, T')` that are not `IGNORED` of the cross-entropy of `log_probs (B, T', V)` with
+    (1 - smoothing) on the label and smoothing / V on every token."""
+    kept = labels != IGNORED
+    likelihood = log_probs.gather(2, labels.clamp(min=0)[:, :, None])[:, :, 0]
+    loss = -(1 - smoothing) * likelihood - smoothing * log_probs.mean(dim=2)
+    return loss.masked_fill(~kept, 0.0).sum()
+
+
+def joint_loss(output: Output, Y: Tensor, Y_lens: Tensor, config: LossConfig) -> Losses:
+    """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by its tokens."""
+    tokens = output.lens.sum()
+    attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens), config.label_smoothing) / tokens
+    ctc = torch.nn.functional.ctc_loss(
+        output.ctc_log_probs.transpose(0, 1),
+        Y,
+        output.memory_lens,
+        Y_lens,
+        blank=BLANK,
+        reduction="sum",
+        zero_infinity=True,
+    )
+    ctc = ctc / tokens
+    return Losses(config.ctc_weight * ctc + (1 - config.ctc_weight) * attention, ctc.detach(), attention.detach())

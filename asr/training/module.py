@@ -1,0 +1,81 @@
+"""The LightningModule: what a training step and a validation are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import lightning as L
+import torch
+
+from asr.audio.augment import SpecAugment
+from asr.decode.scoring import word_errors
+from asr.decode.search import search
+from asr.model.speech_model import SpeechModel
+from asr.training.config import TrainConfig
+from asr.training.data import Batch
+from asr.training.loss import joint_loss
+from asr.training.schedule import rate
+
+
+class SpeechTraining(L.LightningModule):
+    """Trains a `SpeechModel` for `updates` optimiser steps."""
+
+    def __init__(self, config: TrainConfig, model: SpeechModel, updates: int):
+        super().__init__()
+        self.config = config
+        self.model = model
+        self.updates = updates
+        self.spec_augment = SpecAugment(config.spec_augment)
+        self.references: list[str] = []
+        self.hypotheses: list[str] = []
+
+    def training_step(self, batch: Batch | None) -> torch.Tensor | None:
+        if batch is None:
+            return None
+        X, X_lens = self.model.front_end(batch.inputs, batch.lens)
+        X = self.spec_augment(X, X_lens)
+        output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens)
+        losses = joint_loss(output, batch.Y, batch.Y_lens, self.config.loss)
+        values = {f"train/{name}": value for name, value in losses._asdict().items()}
+        self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))
+        return losses.total
+
+    def validation_step(self, batch: Batch | None) -> None:
+        if batch is None:
+            return
+        X, X_lens = self.model.front_end(batch.inputs, batch.lens)
+        losses = joint_loss(
+            self.model.transformer(X, X_lens, batch.Y, batch.Y_lens), batch.Y, batch.Y_lens, self.config.loss
+        )
+        self.log("dev/loss", losses.total, batch_size=len(batch.lens), sync_dist=True)
+        found = search(self.model.transformer, X, X_lens, self.config.validation)
+        self.hypotheses += [self.model.tokenizer.decode(best[0].tokens) for best in found]
+        self.references += batch.texts
+
+    def on_validation_epoch_start(self) -> None:
+        self.references, self.hypotheses = [], []
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.references:
+            return
+        errors = word_errors(self.references, self.hypotheses)
+        counts = torch.tensor([errors.rate * errors.total, errors.total], dtype=torch.double, device=self.device)
+        counts = self.trainer.strategy.reduce(counts, reduce_op="sum")
+        self.log("dev/wer", (counts[0] / counts[1]).float())
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        # Lightning's own clipping refuses fused optimisers, for the sake of float16's loss scale, which bf16 has not
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.config.optimizer.clip)
+        self.log("train/gradient_norm", norm)
+
+    def configure_optimizers(self):
+        settings = self.config.optimizer
+        decayed = [p for p in self.parameters() if p.ndim > 1]
+        rest = [p for p in self.parameters() if p.ndim <= 1]
+        groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=tuple(settings.betas), fused=True)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, settings, self.updates))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        checkpoint["config"] = dataclasses.asdict(self.config)

@@ -1,0 +1,130 @@
+"""A training from beginning to end: data, tokenizer, statistics, fit, averaging, export."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from asr.audio.features import RunningStatistics
+from asr.corpus import iterate
+from asr.model.speech_model import SpeechModel
+from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer
+from asr.training.averaging import average_checkpoints
+from asr.training.callbacks import EpochLine, Samples
+from asr.training.config import TokenizerConfig, TrainConfig
+from asr.training.data import SpeechData
+from asr.training.module import SpeechTraining
+
+logger = logging.getLogger(__name__)
+
+STATISTICS_SECONDS = 3600.0  # of sound from which mean and variance are taken
+
+
+def train(config: TrainConfig) -> tuple[Path, float]:
+    """Trains, averages the best checkpoints and exports the model: its folder, and its WER on dev in percent.
+
+    Raises ValueError for data or options that cannot be used, FileExistsError where `config.out` holds a training that
+    is not to be resumed."""
+    out = Path(config.out)
+    last = out / "checkpoints" / "last.ckpt"
+    if last.exists() and not config.resume:
+        raise FileExistsError(f"{out} holds a training already: resume=true goes on with it, out=... starts another")
+    L.seed_everything(config.seed, workers=True, verbose=False)
+    data = SpeechData(config.data, config.seed)
+    model = build_model(config, data)
+    data.fit_to(model)
+    trainer, updates = _trainer(config, data, out)
+    if not last.exists():
+        model.front_end.set_statistics(*_statistics(model, data))
+    module = SpeechTraining(config, model, updates)
+    hours, parameters = data.train_seconds / 3600, sum(p.numel() for p in model.parameters()) / 1e6
+    logger.info(
+        "%.2f h of speech in %d utterances, %.1f M parameters, %s, %s updates",
+        *(hours, len(data.train_cuts), parameters, trainer.precision, updates),
+    )
+    trainer.fit(module, data, ckpt_path=last if last.exists() else None, weights_only=True)
+    best = sorted(trainer.checkpoint_callback.best_k_models.items(), key=lambda item: item[1])
+    model.load_state_dict(average_checkpoints([path for path, _ in best]))
+    wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]
+    folder = out / "model"
+    model.save(folder)
+    logger.info("dev WER %.2f %% (average of %d checkpoints); the model is in %s", wer, len(best), folder)
+    return folder, wer
+
+
+def build_model(config: TrainConfig, data: SpeechData) -> SpeechModel:
+    """A new model for the data: the tokenizer is trained on its transcripts."""
+    tokenizer = build_tokenizer(config.tokenizer, data.texts())
+    shape = replace(config.model, vocab_size=len(tokenizer), input_dim=config.features.dim)
+    return SpeechModel(config.features, shape, tokenizer, config.data.normalizer)
+
+
+def build_tokenizer(config: TokenizerConfig, texts: list[str]) -> Tokenizer:
+    if config.kind == "char":
+        return CharTokenizer.train(texts)
+    return BPETokenizer.train(texts, config.vocab_size)
+
+
+@torch.inference_mode()
+def _statistics(model: SpeechModel, data: SpeechData) -> tuple[torch.Tensor, torch.Tensor]:
+    statistics = RunningStatistics(model.front_end.config)
+    cuts = data.train_cuts.shuffle(rng=random.Random(data.seed))
+    seconds = 0.0
+    for cut, sound in iterate(cuts):
+        sound = torch.from_numpy(sound)[None]
+        statistics.update(*model.front_end.extract(sound, torch.tensor([sound.shape[1]])))
+        seconds += cut.duration
+        if seconds > STATISTICS_SECONDS:
+            break
+    return statistics.result()
+
+
+def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Trainer, int]:
+    """The Lightning trainer, and the number of updates it will make (about: batches depend on the shuffle)."""
+    on_terminal = sys.stderr.isatty()
+    checkpoints = ModelCheckpoint(
+        out / "checkpoints",
+        filename="{epoch:03d}-{dev/wer:.2f}",
+        auto_insert_metric_name=False,
+        monitor="dev/wer",
+        save_top_k=config.average,
+        save_last=True,
+    )
+    callbacks = [checkpoints, EpochLine(data.train_seconds), Samples(), LearningRateMonitor("step")]
+    if config.patience:
+        callbacks.append(EarlyStopping("dev/wer", patience=config.patience))
+    if on_terminal:
+        callbacks.append(RichProgressBar())
+    trainer = L.Trainer(
+        max_epochs=config.epochs,
+        check_val_every_n_epoch=config.validate_every,
+        precision=_precision(config.precision),
+        callbacks=callbacks,
+        logger=TensorBoardLogger(out, name="tensorboard", version=""),
+        use_distributed_sampler=False,
+        enable_progress_bar=on_terminal,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=10,
+    )
+    devices = trainer.world_size
+    accumulate = max(1, round(config.data.global_batch_seconds / (config.data.batch_seconds * devices)))
+    trainer.accumulate_grad_batches = accumulate
+    return trainer, config.epochs * math.ceil(data.batches_per_epoch() / accumulate)
+
+
+def _precision(wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    if torch.cuda.is_available():
+        return "bf16-mixed" if torch.cuda.is_bf16_supported() else "32-true"
+    return "bf16-mixed" if torch.cpu._is_avx512_bf16_supported() else "32-true"

@@ -1,0 +1,75 @@
+"""Recordings to text, on the command line: `python -m asr.transcribe file.wav`.
+
+Exit code 0 where every file was transcribed, 1 where some could not be read (the others are), 2 for a wrong option or
+model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+
+from asr.commands import add_decoding_options, fail, load_recognizer, progress_bar
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="asr-transcribe", description="Transcribes recordings.")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="sound (wav, flac, ogg, opus, mp3, ...); - reads stdin"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a file: text, segments, n-best, scores")
+    add_decoding_options(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    try:
+        recognizer = load_recognizer(args)
+    except ValueError as error:
+        fail("asr.transcribe", error)
+    failed = False
+    with progress_bar(_seconds(args.files) if sys.stderr.isatty() else 0.0) as advance:
+        for transcript in recognizer.transcribe_all(args.files, advance):
+            if transcript.error:
+                failed = True
+                print(f"asr.transcribe: {transcript.error}", file=sys.stderr)
+            if args.json:
+                print(json.dumps(_description(transcript), ensure_ascii=False), flush=True)
+            elif not transcript.error:
+                name = f"{transcript.name}: " if len(args.files) > 1 else ""
+                print(f"{name}{transcript.text}", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+def _description(transcript) -> dict:
+    if transcript.error:
+        return {"file": transcript.name, "error": transcript.error}
+    segments = [
+        {
+            "start": round(segment.start, 3),
+            "end": round(segment.end, 3),
+            "text": segment.text,
+            "score": round(segment.score, 4),
+            "nbest": [{"text": text, "score": round(score, 4)} for text, score in segment.nbest],
+        }
+        for segment in transcript.segments
+    ]
+    duration = round(transcript.duration, 3)
+    return {"file": transcript.name, "text": transcript.text, "duration": duration, "segments": segments}
+
+
+def _seconds(files: list[str]) -> float:
+    from asr.audio.reading import AudioError, read_duration
+
+    total = 0.0
+    for file in files:
+        with contextlib.suppress(AudioError):
+            total += read_duration(file) if file != "-" else 0.0
+    return total
+
+
+if __name__ == "__main__":
+    main()

