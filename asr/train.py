@@ -24,8 +24,10 @@ from asr.resources import resource
 from asr.training.config import TrainConfig
 
 
-def register_configs() -> None:
-    """Tells Hydra the schema, so that types are checked, and the model presets as the group `model`."""
+def register() -> None:
+    """Tells Hydra the schema, so that types are checked, the model presets as the group `model`, and how to find what
+    ships with the project (`${shipped:data/digits/train.tar}`)."""
+    OmegaConf.register_new_resolver("shipped", lambda path: str(resource(*path.split("/"))), replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=_writable(TrainConfig))
     for name, preset in PRESETS.items():
@@ -63,8 +65,7 @@ def run(composed: DictConfig) -> None:
 
 
 def main() -> None:
-    OmegaConf.register_new_resolver("shipped", lambda path: str(resource(*path.split("/"))), replace=True)
-    register_configs()
+    register()
     hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="train")(run)()
 
 

@@ -1,0 +1,74 @@
+import pytest
+import torch
+
+from asr.audio.features import FeatureConfig, FrontEnd, RunningStatistics
+
+
+def test_ten_seconds_are_a_thousand_frames_less_the_window():
+    X, X_lens = FrontEnd(FeatureConfig())(torch.randn(1, 160_000), torch.tensor([160_000]))
+    assert X.shape == (1, 998, 80)
+    assert X_lens.tolist() == [998]
+
+
+def test_padding_never_changes_a_feature_of_a_real_frame():
+    front_end = FrontEnd(FeatureConfig(normalization="utterance"))
+    short, long = torch.randn(8_000), torch.randn(20_000)
+    alone, alone_lens = front_end(short[None], torch.tensor([8_000]))
+    padded = torch.nn.functional.pad(short, (0, 12_000))
+    batch, batch_lens = front_end(torch.stack([padded, long]), torch.tensor([8_000, 20_000]))
+    assert batch_lens[0] == alone_lens[0]
+    torch.testing.assert_close(batch[0, : batch_lens[0]], alone[0], atol=1e-5, rtol=0)
+    assert (batch[0, batch_lens[0] :] == 0).all()
+
+
+def test_a_tone_lights_the_band_of_its_frequency():
+    t = torch.arange(16_000) / 16_000
+    low, high = (torch.sin(2 * torch.pi * hertz * t) for hertz in (300, 3000))
+    X, _ = FrontEnd(FeatureConfig())(torch.stack([low, high]), torch.tensor([16_000, 16_000]))
+    low_band, high_band = X.mean(dim=1).argmax(dim=1).tolist()
+    mel = [2595 * torch.log10(torch.tensor(1 + hertz / 700)).item() for hertz in (20, 300, 3000, 8000)]
+    for band, place in ((low_band, mel[1]), (high_band, mel[2])):
+        assert band == pytest.approx(81 * (place - mel[0]) / (mel[3] - mel[0]) - 1, abs=1)
+
+
+def test_statistics_give_zero_mean_and_unit_deviation():
+    config = FeatureConfig()
+    front_end, statistics = FrontEnd(config), RunningStatistics(config)
+    sound, lens = torch.randn(3, 16_000), torch.tensor([16_000, 12_000, 9_000])
+    statistics.update(*front_end.extract(sound, lens))
+    front_end.set_statistics(*statistics.result())
+    X, X_lens = front_end(sound, lens)
+    frames = torch.cat([x[:n] for x, n in zip(X, X_lens, strict=True)])
+    torch.testing.assert_close(frames.mean(dim=0), torch.zeros(80), atol=1e-4, rtol=0)
+    torch.testing.assert_close(frames.std(dim=0), torch.ones(80), atol=0.01, rtol=0)
+
+
+def test_utterance_normalisation_does_not_hear_the_level():
+    front_end = FrontEnd(FeatureConfig(normalization="utterance"))
+    sound, lens = torch.randn(1, 16_000), torch.tensor([16_000])
+    torch.testing.assert_close(front_end(sound, lens)[0], front_end(0.1 * sound, lens)[0], atol=1e-3, rtol=0)
+
+
+def test_a_sound_shorter_than_a_window_has_no_frame():
+    X, X_lens = FrontEnd(FeatureConfig())(torch.randn(2, 160), torch.tensor([160, 0]))
+    assert X_lens.tolist() == [0, 0]
+    assert (X == 0).all()
+
+
+def test_matrices_pass_as_they_are():
+    front_end = FrontEnd(FeatureConfig(kind="matrix", dim=5))
+    matrix = torch.randn(2, 7, 5)
+    X, X_lens = front_end(matrix, torch.tensor([7, 4]))
+    torch.testing.assert_close(X[0], matrix[0])
+    assert X_lens.tolist() == [7, 4]
+
+
+def test_a_matrix_of_the_wrong_width_is_refused():
+    with pytest.raises(ValueError, match="5"):
+        FrontEnd(FeatureConfig(kind="matrix", dim=5))(torch.randn(2, 7, 6), torch.tensor([7, 7]))
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "mfcc"}, {"normalization": "batch"}, {"dim": 0}, {"window_ms": 5.0}])
+def test_wrong_options_are_named(wrong):
+    with pytest.raises(ValueError, match="features"):
+        FeatureConfig(**wrong)

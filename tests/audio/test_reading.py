@@ -1,0 +1,115 @@
+import io
+import math
+import sys
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from asr.audio._torchaudio import functional
+from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration, read_matrix, stream_audio
+
+
+@pytest.mark.parametrize(
+    ("suffix", "subtype", "tolerance"),
+    [("wav", "PCM_16", 1e-4), ("flac", "PCM_24", 1e-5), ("ogg", "VORBIS", 0.05), ("mp3", "MPEG_LAYER_III", 0.05)],
+)
+def test_every_format_gives_the_same_samples(tmp_path, tone, suffix, subtype, tolerance):
+    path = tmp_path / f"a.{suffix}"
+    soundfile.write(path, tone(1.0), SAMPLE_RATE, subtype=subtype)
+    samples = read_audio(path)
+    assert samples.dtype == np.float32
+    assert abs(len(samples) - SAMPLE_RATE) <= 1200  # mp3 pads
+    if suffix != "mp3":
+        assert np.abs(samples[200:-200] - tone(1.0)[200:-200]).max() < tolerance
+
+
+def test_opus_is_read(tmp_path, tone):
+    soundfile.write(tmp_path / "a.opus", tone(1.0), SAMPLE_RATE, format="OGG", subtype="OPUS")
+    assert read_audio(tmp_path / "a.opus").std() == pytest.approx(tone(1.0).std(), rel=0.05)
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
+def test_any_rate_becomes_16_khz(tmp_path, rate):
+    t = np.arange(2 * rate) / rate
+    soundfile.write(tmp_path / "a.wav", np.sin(2 * np.pi * 440 * t) * 0.3, rate, subtype="FLOAT")
+    samples = read_audio(tmp_path / "a.wav")
+    expected = 0.3 * np.sin(2 * np.pi * 440 * np.arange(len(samples)) / SAMPLE_RATE)
+    assert len(samples) == 2 * SAMPLE_RATE
+    assert np.abs(samples - expected)[500:-500].max() < 2e-3
+
+
+def test_channels_are_averaged(tmp_path, tone):
+    soundfile.write(tmp_path / "a.wav", np.stack([tone(), 0 * tone()], axis=1), SAMPLE_RATE, subtype="FLOAT")
+    assert np.abs(read_audio(tmp_path / "a.wav") - tone() / 2).max() < 1e-6
+
+
+@pytest.mark.parametrize("rate", [8000, 44100])
+def test_resampling_in_blocks_equals_resampling_in_one_piece(tmp_path, rate):
+    noise = 0.1 * torch.randn(70 * rate)
+    soundfile.write(tmp_path / "a.wav", noise.numpy(), rate, subtype="FLOAT")
+    whole = functional.resample(noise, rate, SAMPLE_RATE).numpy()
+    assert sum(1 for _ in stream_audio(tmp_path / "a.wav")) > 1
+    assert np.abs(read_audio(tmp_path / "a.wav") - whole).max() < 1e-5
+
+
+def test_a_sound_comes_from_bytes_files_and_standard_input(tmp_path, tone, monkeypatch):
+    soundfile.write(tmp_path / "a.flac", tone(), SAMPLE_RATE)
+    data = (tmp_path / "a.flac").read_bytes()
+    assert len(read_audio(data)) == SAMPLE_RATE
+    assert len(read_audio(io.BytesIO(data))) == SAMPLE_RATE
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert len(read_audio("-")) == SAMPLE_RATE
+
+
+def test_m4a_is_read_where_pyav_is_installed(tmp_path, tone):
+    av = pytest.importorskip("av")
+    with av.open(str(tmp_path / "a.m4a"), "w") as container:
+        stream = container.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+        frame = av.AudioFrame.from_ndarray(tone(2.0)[None], format="fltp", layout="mono")
+        frame.sample_rate = SAMPLE_RATE
+        for packet in (*stream.encode(frame), *stream.encode(None)):
+            container.mux(packet)
+    samples = read_audio(tmp_path / "a.m4a")
+    assert len(samples) == pytest.approx(2 * SAMPLE_RATE, abs=3000)
+    assert read_duration(tmp_path / "a.m4a") == pytest.approx(2.0, abs=0.2)
+    assert samples[4000:-4000].std() == pytest.approx(0.3 / math.sqrt(2), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [("missing.wav", None, "no such file"), ("empty.wav", b"", "empty"), ("text.wav", b"hello " * 100, "text.wav")],
+)
+def test_what_is_no_sound_is_named(tmp_path, name, content, reason):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(AudioError, match=reason):
+        read_audio(tmp_path / name)
+
+
+def test_a_folder_is_no_sound(tmp_path):
+    with pytest.raises(AudioError, match="directory"):
+        read_audio(tmp_path)
+
+
+def test_matrices_are_read_from_npy_and_pt(tmp_path):
+    matrix = np.random.default_rng(0).random((7, 3)).astype(np.float32)
+    np.save(tmp_path / "a.npy", matrix)
+    torch.save(torch.from_numpy(matrix), tmp_path / "a.pt")
+    for name in ("a.npy", "a.pt"):
+        assert np.array_equal(read_matrix(tmp_path / name), matrix)
+
+
+def test_a_pickle_is_never_loaded(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    torch.save(pytest.raises, tmp_path / "a.pt")
+    for name in ("a.npy", "a.pt"):
+        with pytest.raises(AudioError, match="not a feature matrix"):
+            read_matrix(tmp_path / name)
+
+
+def test_a_vector_is_no_matrix(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(5))
+    with pytest.raises(AudioError, match=r"\(T, d\)"):
+        read_matrix(tmp_path / "a.npy")

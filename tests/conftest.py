@@ -1,0 +1,54 @@
+"""What the tests share: sounds made on the spot, a tiny model, the real speech where it is at hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from asr.audio.features import FeatureConfig
+from asr.audio.reading import SAMPLE_RATE
+from asr.model.config import ModelConfig
+from asr.model.speech_model import SpeechModel
+from asr.text.tokenizer import CharTokenizer
+
+ROOT = Path(__file__).parent.parent
+LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def tone():
+    """Makes a tone: `tone(seconds, hertz)` -> samples `(N,)` at 16 kHz."""
+
+    def make(seconds: float = 1.0, hertz: float = 440.0) -> np.ndarray:
+        t = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
+        return (0.3 * np.sin(2 * np.pi * hertz * t)).astype(np.float32)
+
+    return make
+
+
+@pytest.fixture
+def tiny_config() -> ModelConfig:
+    return ModelConfig(
+        d_model=32, num_heads=4, encoder_layers=2, decoder_layers=2, ffn_dim=64, subsampling_channels=4, vocab_size=32
+    )
+
+
+@pytest.fixture
+def tiny_model(tiny_config) -> SpeechModel:
+    """Random weights, 28 letters."""
+    return SpeechModel(FeatureConfig(), tiny_config, CharTokenizer(LETTERS)).eval()
+
+
+@pytest.fixture(scope="session")
+def speech() -> Path:
+    """The folder of real speech, beside the checkout; tests that need it skip without it."""
+    folder = ROOT.parent / "shared" / "speech"
+    if not folder.is_dir():
+        pytest.skip("the real speech (../shared/speech) is not here")
+    return folder

@@ -1,0 +1,197 @@
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+import soundfile
+
+from asr.audio.reading import SAMPLE_RATE
+from asr.corpus import iterate, open_corpus, read_cut
+from asr.corpus.__main__ import main
+
+
+def write(path, samples) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, samples, SAMPLE_RATE, format="NIST" if path.suffix == ".sph" else None, subtype="PCM_16")
+
+
+def summary(cuts) -> dict[str, tuple[str, float]]:
+    return {cut.id: (cut.supervisions[0].text, round(cut.duration, 2)) for cut in cuts}
+
+
+def manifest(entries) -> str:
+    return "".join(json.dumps(entry) + "\n" for entry in entries)
+
+
+def write_tar(path, files: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def flac(samples) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, SAMPLE_RATE, format="FLAC")
+    return buffer.getvalue()
+
+
+def test_librispeechs_folders(tmp_path, tone):
+    chapter = tmp_path / "LibriSpeech" / "train-clean-5" / "19" / "198"
+    write(chapter / "19-198-0000.flac", tone(1.0))
+    write(chapter / "19-198-0001.flac", tone(0.5))
+    (chapter / "19-198.trans.txt").write_text("19-198-0000 HELLO WORLD\n19-198-0001 IT'S ME\n")
+    for folder in (tmp_path / "LibriSpeech", tmp_path / "LibriSpeech" / "train-clean-5"):
+        cuts = open_corpus(folder)
+        assert summary(cuts) == {"19-198-0000": ("HELLO WORLD", 1.0), "19-198-0001": ("IT'S ME", 0.5)}
+        assert {cut.supervisions[0].speaker for cut in cuts} == {"19"}
+
+
+@pytest.mark.parametrize("suffix", ["sph", "wav"])
+def test_an4s_folders(tmp_path, tone, suffix):
+    (tmp_path / "an4" / "etc").mkdir(parents=True)
+    write(tmp_path / "an4" / "wav" / "an4_clstk" / "fash" / f"an251-fash-b.{suffix}", tone(1.0))
+    (tmp_path / "an4" / "etc" / "an4_train.fileids").write_text("an4_clstk/fash/an251-fash-b\n")
+    (tmp_path / "an4" / "etc" / "an4_train.transcription").write_text("<s> YES </s> (an251-fash-b)\n")
+    cuts = open_corpus(tmp_path / "an4" / "etc" / "an4_train.fileids")
+    assert summary(cuts) == {"an251-fash-b": ("YES", 1.0)}
+    assert next(iter(cuts)).supervisions[0].speaker == "fash"
+
+
+def test_a_jsonl_manifest(tmp_path, tone):
+    write(tmp_path / "clips" / "a.wav", tone(1.0))
+    entries = [{"id": "a", "audio_filepath": "clips/a.wav", "text": "one", "duration": 1.0, "speaker": "s"}]
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    cuts = open_corpus(tmp_path / "m.jsonl")
+    assert summary(cuts) == {"a": ("one", 1.0)}
+    assert np.abs(read_cut(cuts[0]) - tone(1.0)).max() < 1e-3
+
+
+def test_a_manifest_inside_a_tar_is_read_in_place(tmp_path, tone):
+    text = manifest(
+        [{"id": "a", "audio_filepath": "a.flac", "text": "one"}, {"audio_filepath": "b.flac", "text": "two"}]
+    )
+    files = {"manifest.jsonl": text.encode(), "a.flac": flac(tone(1.0)), "b.flac": flac(tone(0.5, 880))}
+    write_tar(tmp_path / "m.tar", files)
+    cuts = open_corpus(tmp_path / "m.tar")
+    assert summary(cuts) == {"a": ("one", 1.0), "b.flac": ("two", 0.5)}
+    assert np.abs(read_cut(cuts["b.flac"]) - tone(0.5, 880)).max() < 1e-3
+
+
+def test_a_folder_with_a_text_beside_each_file(tmp_path, tone):
+    write(tmp_path / "x" / "a.wav", tone(1.0))
+    (tmp_path / "x" / "a.txt").write_text("hello\nthere\n")
+    write(tmp_path / "untranscribed.wav", tone(1.0))
+    assert summary(open_corpus(tmp_path)) == {"x/a": ("hello there", 1.0)}
+
+
+def test_feature_matrices_are_a_corpus_too(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((150, 7), np.float32))
+    (tmp_path / "a.txt").write_text("one")
+    cuts = open_corpus(tmp_path)
+    assert summary(cuts) == {"a": ("one", 1.5)}
+    assert read_cut(cuts[0]).shape == (150, 7)
+
+
+def test_cuts_are_a_corpus_and_corpora_add_up(tmp_path, tone):
+    write(tmp_path / "a" / "a.wav", tone(1.0))
+    (tmp_path / "a" / "a.txt").write_text("one")
+    write(tmp_path / "b" / "b.wav", tone(0.5))
+    (tmp_path / "b" / "b.txt").write_text("two")
+    open_corpus(tmp_path / "a").to_file(tmp_path / "a.jsonl.gz")
+    cuts = open_corpus([tmp_path / "a.jsonl.gz", tmp_path / "b"])
+    assert summary(cuts) == {"a": ("one", 1.0), "b": ("two", 0.5)}
+
+
+def test_bad_files_are_named_counted_and_left_out(tmp_path, tone, caplog):
+    write(tmp_path / "good.wav", tone(1.0))
+    write(tmp_path / "hollow.wav", tone(0.0))
+    (tmp_path / "empty.wav").write_bytes(b"")
+    (tmp_path / "text.wav").write_bytes(b"not sound at all")
+    names = ["good", "hollow", "empty", "text", "missing"]
+    (tmp_path / "m.jsonl").write_text(manifest({"id": n, "audio_filepath": f"{n}.wav", "text": n} for n in names))
+    assert summary(open_corpus(tmp_path / "m.jsonl")) == {"good": ("good", 1.0)}
+    for name in names[1:]:
+        assert f"left out {name}" in caplog.text
+    assert "4 of 5 utterances left out" in caplog.text
+
+
+def test_a_member_missing_from_a_tar_is_left_out(tmp_path, tone, caplog):
+    text = manifest([{"audio_filepath": "a.flac", "text": "one"}, {"audio_filepath": "b.flac", "text": "two"}])
+    write_tar(tmp_path / "m.tar", {"manifest.jsonl": text.encode(), "a.flac": flac(tone(1.0))})
+    assert list(summary(open_corpus(tmp_path / "m.tar"))) == ["a.flac"]
+    assert "left out b.flac" in caplog.text
+
+
+def test_what_breaks_after_the_header_is_left_out_when_it_is_read(tmp_path, tone, caplog):
+    write(tmp_path / "good.flac", tone(1.0))
+    write(tmp_path / "torn.flac", np.random.default_rng(0).normal(0, 0.1, 80_000))
+    data = (tmp_path / "torn.flac").read_bytes()
+    (tmp_path / "torn.flac").write_bytes(data[: len(data) // 4])
+    for name in ("good", "torn"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    cuts = open_corpus(tmp_path)
+    (tmp_path / "good.flac").rename(tmp_path / "moved.flac")
+    assert [cut.id for cut, _ in iterate(cuts)] in ([], ["torn"])
+    assert "good.flac: no such file" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("m.jsonl", '{"audio_filepath": "a.wav"}', "line 1: no text"),
+        ("m.jsonl", "{oops", "line 1: not JSON"),
+        ("m.tar", "oops", "not an uncompressed tar"),
+        ("m.docx", "oops", "not a corpus"),
+    ],
+)
+def test_what_is_no_corpus_is_a_clear_error(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        open_corpus(tmp_path / name)
+
+
+def test_nothing_there_is_a_clear_error(tmp_path):
+    with pytest.raises(ValueError, match="no such file or folder"):
+        open_corpus(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="no audio file with a .txt"):
+        open_corpus(tmp_path)
+
+
+def test_two_utterances_of_one_name_are_refused(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}] * 2))
+    with pytest.raises(ValueError, match="two utterances are called a"):
+        open_corpus(tmp_path / "m.jsonl")
+
+
+def run(*arguments, monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["asr.corpus", *map(str, arguments)])
+    main()
+
+
+def test_prepare_and_split_on_the_command_line(tmp_path, tone, monkeypatch, capsys):
+    entries = []
+    for speaker in "abcd":
+        write(tmp_path / f"{speaker}.wav", tone(1.0))
+        entries.append({"id": speaker, "audio_filepath": f"{speaker}.wav", "text": "one", "speaker": speaker})
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    everything, dev, train = (tmp_path / f"{name}.jsonl.gz" for name in ("all", "dev", "train"))
+    run("prepare", tmp_path / "m.jsonl", "--out", everything, "--wav", tmp_path / "wav", monkeypatch=monkeypatch)
+    run("split", everything, "--speakers", 1, "--out", dev, "--rest", train, monkeypatch=monkeypatch)
+    assert "4 utterances" in capsys.readouterr().out
+    parts = [set(summary(open_corpus(path))) for path in (dev, train)]
+    assert len(parts[0]) == 1 and parts[0] | parts[1] == set("abcd") and not parts[0] & parts[1]
+    assert all("/wav/" in cut.recording.sources[0].source for cut in open_corpus(dev))
+    with pytest.raises(SystemExit) as stopped:
+        run("prepare", tmp_path / "nowhere", "--out", everything, monkeypatch=monkeypatch)
+    assert stopped.value.code == 2
+
+
+def test_the_real_speech_opens(speech):
+    cuts = open_corpus(speech / "an4.test.tar")
+    assert len(cuts) == 130
+    assert sum(cut.duration for cut in cuts) == pytest.approx(357, abs=2)
+    assert read_cut(cuts[0]).std() > 0.001

@@ -1,0 +1,86 @@
+import itertools
+import math
+
+import pytest
+import torch
+
+from asr.decode.ctc import CTCPrefixScorer, ctc_greedy
+from asr.text.tokenizer import BLANK, EOS
+
+
+def textbook(log_probs: torch.Tensor, prefix: list[int]) -> tuple[float, float]:
+    """Log-probabilities that the transcript starts with `prefix`, and that it is `prefix` (Watanabe et al. 2017,
+    algorithm 2): one loop over frames for each label of the prefix."""
+    p = log_probs.double().exp().tolist()
+    T = len(p)
+    label, blank = [0.0] * (T + 1), [1.0] + [0.0] * T
+    for t in range(T):
+        blank[t + 1] = blank[t] * p[t][BLANK]
+    starts, last = 1.0, None
+    for c in prefix:
+        before = [blank[t] + (0.0 if c == last else label[t]) for t in range(T + 1)]
+        new_label, new_blank = [0.0] * (T + 1), [0.0] * (T + 1)
+        for t in range(T):
+            new_label[t + 1] = (new_label[t] + before[t]) * p[t][c]
+            new_blank[t + 1] = (new_blank[t] + new_label[t]) * p[t][BLANK]
+        starts = sum(before[t] * p[t][c] for t in range(T))
+        label, blank, last = new_label, new_blank, c
+    ends = label[T] + blank[T]
+    return math.log(starts), math.log(ends) if ends else -math.inf
+
+
+def merge(path) -> list[int]:
+    return [c for c, _ in itertools.groupby(path) if c != BLANK]
+
+
+@pytest.mark.parametrize("prefix", [[], [4], [4, 4], [4, 5, 4], [5, 5, 5], [6, 4, 4, 5]])
+def test_prefix_scores_equal_the_textbooks_recursion(prefix):
+    lens = torch.tensor([12, 9])
+    log_probs = torch.randn(2, 12, 8).mul(2).log_softmax(dim=-1)
+    scorer = CTCPrefixScorer(log_probs, lens)
+    state = scorer.start(3)
+    for token in prefix:
+        parents = torch.tensor([[2, 0, 1]] * 2)
+        state = scorer.advance(state, parents, torch.full((2, 3), token))
+    scores = scorer.score(state)
+    for b in range(2):
+        own = log_probs[b, : lens[b]]
+        for w in range(3):
+            for c in range(4, 8):
+                assert scores[b, w, c].item() == pytest.approx(textbook(own, [*prefix, c])[0], abs=1e-5)
+            assert scores[b, w, EOS].item() == pytest.approx(textbook(own, prefix)[1], abs=1e-5)
+
+
+def test_the_score_of_a_prefix_sums_over_all_paths():
+    log_probs = torch.randn(1, 5, 6).log_softmax(dim=-1)
+    scorer = CTCPrefixScorer(log_probs, torch.tensor([5]))
+    state = scorer.advance(scorer.start(1), torch.zeros(1, 1, dtype=torch.long), torch.tensor([[4]]))
+    scores = scorer.score(state)
+    paths = [
+        (merge(path), sum(log_probs[0, t, c].item() for t, c in enumerate(path)))
+        for path in itertools.product(range(6), repeat=5)
+    ]
+    exact = math.log(sum(math.exp(s) for labels, s in paths if labels == [4]))
+    starting = math.log(sum(math.exp(s) for labels, s in paths if labels[:2] == [4, 5]))
+    assert scores[0, 0, EOS].item() == pytest.approx(exact, abs=1e-5)
+    assert scores[0, 0, 5].item() == pytest.approx(starting, abs=1e-5)
+
+
+def test_long_confident_input_neither_under_nor_overflows():
+    log_probs = torch.full((1, 3000, 10), -60.0)
+    log_probs[..., BLANK] = 0.0
+    log_probs[0, 1500, 4] = 0.0
+    log_probs[0, 1500, BLANK] = -60.0
+    scorer = CTCPrefixScorer(log_probs, torch.tensor([3000]))
+    scores = scorer.score(scorer.start(1))
+    assert torch.isfinite(scores).all()
+    assert scores[0, 0, 4].item() == pytest.approx(0.0, abs=1e-3)
+    state = scorer.advance(scorer.start(1), torch.zeros(1, 1, dtype=torch.long), torch.tensor([[4]]))
+    assert scorer.score(state)[0, 0, EOS].item() == pytest.approx(0.0, abs=1e-3)
+
+
+def test_the_greedy_path_merges_repeats_and_drops_blanks():
+    path = torch.tensor([[4, 4, 0, 4, 5, 5, 0, 6], [5, 0, 0, 6, 6, 6, 6, 6]])
+    log_probs = torch.nn.functional.one_hot(path, 8).float().mul(10).log_softmax(dim=-1)
+    found = ctc_greedy(log_probs, torch.tensor([8, 3]))
+    assert [best[0].tokens for best in found] == [[4, 4, 5, 6], [5]]

@@ -1,0 +1,126 @@
+import itertools
+
+import pytest
+import torch
+
+from asr.decode.options import DecodeOptions
+from asr.decode.search import search, search_memory
+from asr.model.config import ModelConfig
+from asr.model.transformer import Transformer
+from asr.text.tokenizer import EOS, SOS
+
+
+@pytest.fixture
+def transformer() -> Transformer:
+    config = ModelConfig(
+        d_model=32, num_heads=4, encoder_layers=1, decoder_layers=2, ffn_dim=64, subsampling_channels=4, vocab_size=7
+    )
+    model = Transformer(config).eval()
+    with torch.no_grad():  # sharper than at the start, so that hypotheses differ
+        model.decoder.output.bias.normal_()
+        model.ctc.weight.mul_(4)
+    return model
+
+
+X, X_LENS = torch.randn(3, 60, 80, generator=torch.Generator().manual_seed(1)), torch.tensor([60, 23, 40])
+
+
+def score(model: Transformer, memory, tokens: list[int], ctc_weight: float) -> float:
+    """The joint score of one transcript, by the full forward pass and torch's own CTC."""
+    lens = torch.tensor([memory.shape[1]])
+    log_probs = model.decoder(torch.tensor([[SOS, *tokens]]), memory, lens)[0]
+    attention = sum(log_probs[i, token].item() for i, token in enumerate([*tokens, EOS]))
+    ctc = model.ctc_log_probs(memory).transpose(0, 1).double()
+    labels = torch.tensor([tokens], dtype=torch.long)
+    loss = torch.nn.functional.ctc_loss(ctc, labels, lens, torch.tensor([len(tokens)]), reduction="sum")
+    return (1 - ctc_weight) * attention - ctc_weight * loss.item()
+
+
+@pytest.mark.parametrize("ctc_weight", [0.0, 0.3])
+@torch.inference_mode()
+def test_a_wide_beam_finds_what_exhaustive_search_finds(transformer, ctc_weight):
+    memory, lens = transformer.encoder(X[1:2, :23], X_LENS[1:2])
+    assert lens.item() == 5 and memory.shape[1] == 5
+    memory, lens = memory[:, :4], torch.tensor([4])
+    every = [list(y) for n in range(5) for y in itertools.product((1, 4, 5, 6), repeat=n)]
+    scored = sorted(((score(transformer, memory, y, ctc_weight), y) for y in every), reverse=True)
+    options = DecodeOptions(beam_size=256, ctc_weight=ctc_weight, nbest=3)
+    found = search_memory(transformer, memory, lens, options)[0]
+    assert [h.tokens for h in found] == [y for _, y in scored[:3]]
+    assert [h.score for h in found] == pytest.approx([s for s, _ in scored[:3]], abs=1e-4)
+
+
+@pytest.mark.parametrize("ctc_weight", [0.0, 0.3, 1.0])
+@torch.inference_mode()
+def test_reported_scores_are_the_models(transformer, ctc_weight):
+    memory, lens = transformer.encoder(X[:1], X_LENS[:1])
+    for hypothesis in search_memory(transformer, memory, lens, DecodeOptions(ctc_weight=ctc_weight, nbest=5))[0]:
+        assert hypothesis.score == pytest.approx(score(transformer, memory, hypothesis.tokens, ctc_weight), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options", [DecodeOptions(beam_size=5, nbest=5), DecodeOptions("greedy"), DecodeOptions("ctc")]
+)
+def test_batched_equals_alone(transformer, options):
+    together = search(transformer, X, X_LENS, options)
+    for i, n in enumerate(X_LENS):
+        alone = search(transformer, X[i : i + 1, :n], X_LENS[i : i + 1], options)[0]
+        assert [h.tokens for h in together[i]] == [h.tokens for h in alone]
+        assert [h.score for h in together[i]] == pytest.approx([h.score for h in alone], abs=1e-4)
+
+
+def test_greedy_is_a_beam_of_one(transformer):
+    greedy = search(transformer, X, X_LENS, DecodeOptions("greedy"))
+    beam = search(transformer, X, X_LENS, DecodeOptions(beam_size=1, ctc_weight=0.0))
+    assert greedy == beam
+
+
+@torch.inference_mode()
+def test_greedy_takes_the_likeliest_token_at_each_step(transformer):
+    memory, lens = transformer.encoder(X[:1], X_LENS[:1])
+    tokens: list[int] = []
+    while len(tokens) < lens.item():
+        log_probs = transformer.decoder(torch.tensor([[SOS, *tokens]]), memory, lens)[0, -1]
+        log_probs[[0, SOS]] = -torch.inf
+        tokens.append(log_probs.argmax().item())
+        if tokens[-1] == EOS:
+            break
+    found = search_memory(transformer, memory, lens, DecodeOptions("greedy"))[0][0]
+    # a hypothesis may also end earlier, where that scores better than going on
+    assert found.tokens == [t for t in tokens if t != EOS][: len(found.tokens)]
+
+
+def test_a_hypothesis_is_never_longer_than_the_memory(transformer):
+    with torch.no_grad():
+        transformer.decoder.output.bias[EOS] = -20.0  # a decoder that never wants to end, paid by the token
+    found = search(transformer, X, X_LENS, DecodeOptions(beam_size=3, ctc_weight=0.0, length_bonus=10.0))
+    memory_lens = transformer.encoder(X, X_LENS)[1]
+    assert [len(best[0].tokens) for best in found] == memory_lens.tolist()
+
+
+def test_a_length_bonus_lengthens(transformer):
+    lengths = [
+        [len(best[0].tokens) for best in search(transformer, X, X_LENS, DecodeOptions(length_bonus=bonus))]
+        for bonus in (-2.0, 0.0, 3.0)
+    ]
+    assert sum(lengths[0]) < sum(lengths[1]) < sum(lengths[2])
+
+
+def test_an_utterance_without_frames_gives_the_empty_hypothesis(transformer):
+    for strategy in ("beam", "greedy", "ctc"):
+        found = search(transformer, X[:2, :5], torch.tensor([5, 0]), DecodeOptions(strategy))
+        assert [best[0].tokens for best in found] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"strategy": "viterbi"}, "strategy"),
+        ({"beam_size": 0}, "beam_size"),
+        ({"ctc_weight": 2}, "ctc_weight"),
+        ({"nbest": 11}, "nbest"),
+    ],
+)
+def test_wrong_options_are_named(wrong, named):
+    with pytest.raises(ValueError, match=named):
+        DecodeOptions(**wrong)

@@ -1,0 +1,204 @@
+import pytest
+import torch
+
+from asr.model.attention import MultiHeadAttention
+from asr.model.config import ModelConfig
+from asr.model.layers import (
+    ConformerEncoderLayer,
+    ConvolutionModule,
+    FeedForward,
+    Residual,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
+from asr.model.masks import causal_mask, length_mask
+from asr.model.transformer import Transformer
+
+ACTIVATIONS = {"relu": torch.nn.functional.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+
+
+def config(**changes) -> ModelConfig:
+    return ModelConfig(**{"d_model": 16, "num_heads": 4, "ffn_dim": 32, **changes})
+
+
+def copy_attention(ours: MultiHeadAttention, theirs: torch.nn.MultiheadAttention) -> None:
+    theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.key.weight, ours.value.weight]))
+    theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key.bias, ours.value.bias]))
+    theirs.out_proj.load_state_dict(ours.output.state_dict())
+
+
+@torch.no_grad()
+def torch_encoder_layer(ours: TransformerEncoderLayer, settings: ModelConfig) -> torch.nn.TransformerEncoderLayer:
+    theirs = torch.nn.TransformerEncoderLayer(
+        settings.d_model,
+        settings.num_heads,
+        settings.ffn_dim,
+        activation=settings.activation if settings.activation != "silu" else torch.nn.functional.silu,
+        batch_first=True,
+        norm_first=settings.norm_first,
+    )
+    copy_attention(ours.attention, theirs.self_attn)
+    theirs.norm1.load_state_dict(ours.attention_residual.norm.state_dict())
+    theirs.norm2.load_state_dict(ours.ffn_residual.norm.state_dict())
+    theirs.linear1.load_state_dict(ours.ffn[0].state_dict())
+    theirs.linear2.load_state_dict(ours.ffn[3].state_dict())
+    return theirs.eval()
+
+
+@torch.no_grad()
+def torch_decoder_layer(ours: TransformerDecoderLayer, settings: ModelConfig) -> torch.nn.TransformerDecoderLayer:
+    theirs = torch.nn.TransformerDecoderLayer(
+        settings.d_model,
+        settings.num_heads,
+        settings.ffn_dim,
+        activation=settings.activation,
+        batch_first=True,
+        norm_first=settings.norm_first,
+    )
+    copy_attention(ours.self_attention, theirs.self_attn)
+    copy_attention(ours.cross_attention, theirs.multihead_attn)
+    theirs.norm1.load_state_dict(ours.self_attention_residual.norm.state_dict())
+    theirs.norm2.load_state_dict(ours.cross_attention_residual.norm.state_dict())
+    theirs.norm3.load_state_dict(ours.ffn_residual.norm.state_dict())
+    theirs.linear1.load_state_dict(ours.ffn[0].state_dict())
+    theirs.linear2.load_state_dict(ours.ffn[3].state_dict())
+    return theirs.eval()
+
+
+def randomize(module: torch.nn.Module) -> None:
+    """Norms and biases away from one and zero, so that a forgotten one is seen."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_the_feed_forward_is_two_linear_maps_around_an_activation(activation):
+    ffn = FeedForward(config(activation=activation)).eval()
+    x = torch.randn(2, 5, 16)
+    inner = ACTIVATIONS[activation](x @ ffn[0].weight.T + ffn[0].bias)
+    torch.testing.assert_close(ffn(x), inner @ ffn[3].weight.T + ffn[3].bias)
+
+
+def test_the_feed_forward_is_two_one_by_one_convolutions():
+    ffn = FeedForward(config()).eval()
+    x = torch.randn(2, 5, 16)
+    inner = torch.nn.functional.conv1d(x.mT, ffn[0].weight[:, :, None], ffn[0].bias).relu()
+    out = torch.nn.functional.conv1d(inner, ffn[3].weight[:, :, None], ffn[3].bias).mT
+    torch.testing.assert_close(ffn(x), out, atol=1e-6, rtol=1e-5)
+
+
+def test_residual_and_norm_in_both_orders():
+    x, sublayer = torch.randn(2, 5, 16), torch.nn.Linear(16, 16)
+    post, pre = Residual(config(norm_first=False)).eval(), Residual(config(norm_first=True)).eval()
+    torch.testing.assert_close(post(x, sublayer), post.norm(x + sublayer(x)))
+    torch.testing.assert_close(pre(x, sublayer), x + sublayer(pre.norm(x)))
+
+
+def test_the_norm_is_of_biased_variance_with_eps_inside_the_root():
+    norm = Residual(config()).norm
+    x = torch.randn(3, 16)
+    variance = x.var(dim=-1, unbiased=False, keepdim=True)
+    torch.testing.assert_close(norm(x), (x - x.mean(dim=-1, keepdim=True)) / (variance + 1e-5).sqrt())
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_an_encoder_layer_equals_torchs(norm_first, activation):
+    settings = config(norm_first=norm_first, activation=activation)
+    ours = TransformerEncoderLayer(settings).eval()
+    randomize(ours)
+    x, lens = torch.randn(3, 7, 16), torch.tensor([7, 3, 5])
+    mask = length_mask(lens, 7)
+    expected = torch_encoder_layer(ours, settings)(x, src_key_padding_mask=mask[:, 0, 0])
+    for row, n in enumerate(lens):
+        torch.testing.assert_close(ours(x, mask)[row, :n], expected[row, :n], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_decoder_layer_equals_torchs(norm_first):
+    settings = config(norm_first=norm_first)
+    ours = TransformerDecoderLayer(settings).eval()
+    randomize(ours)
+    x, memory, lens = torch.randn(3, 5, 16), torch.randn(3, 7, 16), torch.tensor([7, 3, 5])
+    mask = length_mask(lens, 7)
+    theirs = torch_decoder_layer(ours, settings)
+    expected = theirs(x, memory, tgt_mask=causal_mask(5), memory_key_padding_mask=mask[:, 0, 0])
+    torch.testing.assert_close(ours(x, memory, causal_mask(5), mask), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_whole_stacks_equal_torchs_final_norms_included(norm_first):
+    settings = config(norm_first=norm_first, encoder_layers=3, decoder_layers=2)
+    model = Transformer(settings).eval()
+    randomize(model)
+    lens, mask = torch.tensor([7, 3]), length_mask(torch.tensor([7, 3]), 7)
+    encoder = torch.nn.TransformerEncoder(
+        torch_encoder_layer(model.encoder.layers[0], settings), 3, enable_nested_tensor=False
+    )
+    encoder.layers = torch.nn.ModuleList(torch_encoder_layer(layer, settings) for layer in model.encoder.layers)
+    decoder = torch.nn.TransformerDecoder(torch_decoder_layer(model.decoder.layers[0], settings), 2)
+    decoder.layers = torch.nn.ModuleList(torch_decoder_layer(layer, settings) for layer in model.decoder.layers)
+    if norm_first:
+        encoder.norm, decoder.norm = model.encoder.norm, model.decoder.norm
+    x = torch.randn(2, 7, 16)
+    y = x
+    for layer in model.encoder.layers:
+        y = layer(y, mask)
+    memory = encoder(x, src_key_padding_mask=mask[:, 0, 0])
+    for row, n in enumerate(lens):
+        torch.testing.assert_close(model.encoder.norm(y)[row, :n], memory[row, :n], atol=1e-5, rtol=0)
+    Y_in = torch.randint(4, 32, (2, 5))
+    embedded = model.decoder.positions(model.decoder.embedding(Y_in))
+    z = decoder(embedded, memory, tgt_mask=causal_mask(5), memory_key_padding_mask=mask[:, 0, 0])
+    expected = model.decoder.output(z).log_softmax(dim=-1)
+    torch.testing.assert_close(model.decoder(Y_in, memory, lens), expected, atol=1e-5, rtol=0)
+
+
+def test_base_has_the_parameters_of_torchs_transformer():
+    settings = ModelConfig.preset("base")
+    model = Transformer(settings)
+    ours = sum(p.numel() for layers in (model.encoder.layers, model.decoder.layers) for p in layers.parameters())
+    theirs = torch.nn.Transformer(512, 8, 6, 6, 2048)
+    final_norms = 2 * 2 * 512
+    assert ours == sum(p.numel() for p in theirs.parameters()) - final_norms
+    assert isinstance(model.encoder.norm, torch.nn.Identity)
+
+
+def test_the_convolution_sees_zeros_in_the_padding():
+    module = ConvolutionModule(config(conv_kernel=5)).eval()
+    x, mask = torch.randn(1, 9, 16), length_mask(torch.tensor([6]), 9)
+    changed = x.clone()
+    changed[:, 6:] += 10
+    torch.testing.assert_close(module(x, mask)[:, :6], module(changed, mask)[:, :6])
+    torch.testing.assert_close(module(x, mask)[:, :6], module(x[:, :6], None), atol=1e-6, rtol=1e-5)
+
+
+def test_the_convolution_on_a_cpu_is_the_depthwise_convolution():
+    module = ConvolutionModule(config(conv_kernel=5)).eval()
+    x = torch.randn(2, 9, 16)
+    torch.testing.assert_close(module._convolve(x), module.depthwise(x.mT).mT, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_convolutions_backward_pass_returns_in_bfloat16():
+    """oneDNN's bfloat16 depthwise backward pass hung on 53 utterances of 52 frames (torch 2.13, AVX512-BF16)."""
+    module = ConvolutionModule(ModelConfig(d_model=144, num_heads=4))
+    x = torch.randn(53, 52, 144, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = module(x, None)
+    out.float().sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+def test_a_conformer_layer_is_two_half_steps_around_attention_and_convolution():
+    layer = ConformerEncoderLayer(config(activation="silu")).eval()
+    randomize(layer)
+    x = torch.randn(2, 6, 16)
+    y = x + 0.5 * layer.first_ffn(layer.first_ffn_residual.norm(x))
+    z = layer.attention_residual.norm(y)
+    y = y + layer.attention(z, z)
+    y = y + layer.convolution(layer.convolution_residual.norm(y), None)
+    y = y + 0.5 * layer.ffn(layer.ffn_residual.norm(y))
+    torch.testing.assert_close(layer(x, None), layer.norm(y), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,49 @@
+import json
+
+import pytest
+import torch
+
+from asr.model.speech_model import ModelError, SpeechModel
+
+
+def test_a_model_travels_in_a_folder(tiny_model, tmp_path):
+    tiny_model.front_end.set_statistics(torch.randn(80), torch.rand(80) + 0.5)
+    tiny_model.save(tmp_path)
+    loaded = SpeechModel.load(tmp_path)
+    inputs = (torch.randn(1, 16_000), torch.tensor([16_000]), torch.randint(4, 32, (1, 5)), torch.tensor([5]))
+    for ours, theirs in zip(tiny_model(*inputs), loaded(*inputs), strict=True):
+        assert torch.equal(ours, theirs)
+    assert loaded.tokenizer.characters == tiny_model.tokenizer.characters
+    assert loaded.normalizer_name == "english"
+
+
+def test_half_precision_on_disk_is_half_the_size(tiny_model, tmp_path):
+    tiny_model.save(tmp_path / "full")
+    tiny_model.save(tmp_path / "half", torch.float16)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("half", "full")]
+    assert sizes[0] < 0.6 * sizes[1]
+    assert next(SpeechModel.load(tmp_path / "half").parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "characters.json"])
+def test_a_folder_without_a_part_is_no_model(tiny_model, tmp_path, missing):
+    tiny_model.save(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        SpeechModel.load(tmp_path)
+
+
+def test_damaged_weights_are_a_clear_error(tiny_model, tmp_path):
+    tiny_model.save(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ModelError, match="not a model that this version reads"):
+        SpeechModel.load(tmp_path)
+
+
+def test_a_field_of_another_version_is_named(tiny_model, tmp_path):
+    tiny_model.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model"]["mixture_of_experts"] = 8
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="mixture_of_experts"):
+        SpeechModel.load(tmp_path)

@@ -1,0 +1,44 @@
+import pytest
+
+from asr.text.normalizer import english, get_normalizer, neutral
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("HELLO, World!", "hello world"),
+        ("It’s Bob's", "it's bob's"),
+        ("'quoted' words, the boys' dogs", "quoted words the boys dogs"),
+        ("25%", "twenty five percent"),
+        ("$3.50 and £1", "three dollars fifty cents and one pound"),
+        ("In 1999 and 2024", "in nineteen ninety nine and twenty twenty four"),
+        ("the 21st, the 3rd", "the twenty first the third"),
+        ("1,234 men", "one thousand two hundred and thirty four men"),
+        ("3.14", "three point one four"),
+        ("agent 007", "agent zero zero seven"),
+        ("the 80s", "the eighties"),
+        ("Café naïve", "cafe naive"),
+        ("salt & pepper", "salt and pepper"),
+        ("well-known--fact", "well known fact"),
+        ("", ""),
+        ("?!", ""),
+    ],
+)
+def test_english_is_written_as_it_is_spoken(written, spoken):
+    assert english(written) == spoken
+
+
+def test_english_is_idempotent():
+    text = english("On the 4th of July, 1776, it's $5 & 20%!")
+    assert english(text) == text
+
+
+def test_neutral_keeps_every_script():
+    assert neutral("你好，世界！") == "你好 世界"
+    assert neutral("Привет, Мир!") == "привет мир"
+    assert neutral("L’ÉTÉ déjà") == "l'été déjà"
+
+
+def test_an_unknown_normaliser_names_the_choices():
+    with pytest.raises(ValueError, match="english"):
+        get_normalizer("german")

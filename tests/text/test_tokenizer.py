@@ -1,0 +1,44 @@
+import pytest
+
+from asr.text.tokenizer import BLANK, EOS, SOS, UNK, BPETokenizer, CharTokenizer, load_tokenizer
+
+TEXTS = ["the cat sat on the mat", "a dog's day", "他说 你好"] * 20
+
+
+@pytest.fixture(params=["char", "bpe"])
+def tokenizer(request):
+    return CharTokenizer.train(TEXTS) if request.param == "char" else BPETokenizer.train(TEXTS, 45)
+
+
+def test_decoding_inverts_encoding(tokenizer):
+    for text in TEXTS[:3]:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_special_symbols_have_the_same_ids_everywhere(tokenizer):
+    assert (BLANK, UNK, SOS, EOS) == (0, 1, 2, 3)
+    ids = tokenizer.encode("the cat")
+    assert min(ids) > EOS and max(ids) < len(tokenizer)
+    assert tokenizer.decode([SOS, *ids, BLANK, EOS]) == "the cat"
+
+
+def test_what_is_not_in_the_vocabulary_is_unknown(tokenizer):
+    assert UNK in tokenizer.encode("caté")
+    assert "\ufffd" in tokenizer.decode(tokenizer.encode("caté"))
+
+
+def test_a_tokenizer_travels_in_a_folder(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert len(loaded) == len(tokenizer)
+    assert loaded.encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
+
+
+def test_a_folder_without_tokenizer_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_too_large_a_vocabulary_is_a_clear_error():
+    with pytest.raises(ValueError, match="tokenizer.vocab_size=5000"):
+        BPETokenizer.train(TEXTS, 5000)

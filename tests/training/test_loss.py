@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from asr.model.transformer import Output
+from asr.text.tokenizer import EOS
+from asr.training.config import LossConfig
+from asr.training.loss import IGNORED, joint_loss, smoothed_cross_entropy, targets
+
+
+def test_targets_end_and_then_are_ignored():
+    Y, Y_lens = torch.tensor([[5, 6, 7], [8, 0, 0]]), torch.tensor([3, 1])
+    assert targets(Y, Y_lens).tolist() == [[5, 6, 7, EOS], [8, EOS, IGNORED, IGNORED]]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_equals_torchs(smoothing):
+    scores, labels = torch.randn(2, 4, 9), torch.tensor([[5, 6, 7, EOS], [8, EOS, IGNORED, IGNORED]])
+    expected = torch.nn.functional.cross_entropy(
+        scores.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
+    )
+    torch.testing.assert_close(smoothed_cross_entropy(scores.log_softmax(-1), labels, smoothing), expected)
+
+
+def output(U: int = 3) -> tuple[Output, torch.Tensor, torch.Tensor]:
+    Y, Y_lens = torch.randint(4, 9, (2, U)), torch.tensor([U, 1])
+    log_probs, ctc = torch.randn(2, U + 1, 9).log_softmax(-1), torch.randn(2, 12, 9).log_softmax(-1)
+    return Output(log_probs, Y_lens + 1, ctc, torch.tensor([12, 8])), Y, Y_lens
+
+
+def test_the_joint_loss_weighs_its_parts():
+    out, Y, Y_lens = output()
+    parts = joint_loss(out, Y, Y_lens, LossConfig(ctc_weight=0.3))
+    assert parts.total.item() == pytest.approx(0.3 * parts.ctc.item() + 0.7 * parts.attention.item())
+
+
+def test_padding_has_no_loss():
+    out, Y, Y_lens = output()
+    other = out._replace(log_probs=out.log_probs.clone(), ctc_log_probs=out.ctc_log_probs.clone())
+    other.log_probs[1, 2:] = 7.0
+    other.ctc_log_probs[1, 8:] = -3.0
+    for ours, theirs in zip(
+        joint_loss(out, Y, Y_lens, LossConfig()), joint_loss(other, Y, Y_lens, LossConfig()), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_loss_of_a_batch_is_the_token_mean_of_its_parts():
+    out, Y, Y_lens = output()
+    whole = joint_loss(out, Y, Y_lens, LossConfig()).total * out.lens.sum()
+    parts = [
+        joint_loss(
+            Output(*(x[i : i + 1] for x in out)), Y[i : i + 1, : Y_lens[i]], Y_lens[i : i + 1], LossConfig()
+        ).total
+        * out.lens[i]
+        for i in range(2)
+    ]
+    torch.testing.assert_close(whole, sum(parts))

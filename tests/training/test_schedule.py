@@ -1,0 +1,41 @@
+import pytest
+
+from asr.training.config import OptimizerConfig
+from asr.training.schedule import noam, rate, warmup_updates
+
+
+def rates(updates: int = 1000, **changes) -> list[float]:
+    return [rate(update, OptimizerConfig(**changes), updates) for update in range(updates)]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt"])
+def test_the_rate_rises_linearly_to_its_peak_and_falls(schedule):
+    values = rates(schedule=schedule, warmup=100)
+    assert values[0] == pytest.approx(0.01)
+    assert values[49] == pytest.approx(0.5)
+    assert max(values) == values[99] == pytest.approx(1.0)
+    assert all(a > b for a, b in zip(values[99:], values[100:], strict=False))
+
+
+def test_cosine_ends_at_zero_and_stays_there():
+    assert rates(schedule="cosine")[-1] == pytest.approx(0.0, abs=1e-6)
+    assert rate(5000, OptimizerConfig(), 1000) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_inverse_square_root_is_the_papers_curve():
+    config = OptimizerConfig(schedule="inverse_sqrt", warmup=400)
+    peak = noam(400, 512, 400)
+    for step in (1, 100, 400, 401, 2000, 9000):
+        assert rate(step - 1, config, 10_000) == pytest.approx(noam(step, 512, 400) / peak)
+
+
+def test_the_papers_formula():
+    assert noam(1, 512, 4000) == pytest.approx(512**-0.5 * 4000**-1.5)
+    assert noam(10_000, 512, 4000) == pytest.approx(512**-0.5 * 10_000**-0.5)
+    assert noam(4000, 512, 4000) == max(noam(step, 512, 4000) for step in range(1, 20_000, 7))
+
+
+def test_warm_up_is_a_number_of_updates_or_a_part_of_all():
+    assert warmup_updates(OptimizerConfig(warmup=0.1), 5000) == 500
+    assert warmup_updates(OptimizerConfig(warmup=250), 5000) == 250
+    assert warmup_updates(OptimizerConfig(warmup=0), 5000) == 1

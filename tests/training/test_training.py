@@ -1,0 +1,236 @@
+"""The whole loop on a corpus made on the spot: spoken digits are tones here, one pitch for each word."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+import asr
+from asr.audio.reading import SAMPLE_RATE
+from asr.resources import resource
+from asr.train import build_config, register
+from asr.training.config import DataConfig, TrainConfig
+from asr.training.data import SpeechData
+from asr.training.run import build_model, train
+
+WORDS = {"low": 300.0, "mid": 900.0, "high": 2700.0}
+
+
+def write_corpus(folder: Path, utterances: int, seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    for i in range(utterances):
+        words = rng.choice(list(WORDS), rng.integers(1, 4))
+        t = np.arange(round(0.3 * SAMPLE_RATE)) / SAMPLE_RATE
+        gap = np.zeros(round(0.1 * SAMPLE_RATE))
+        tones = [part for word in words for part in (0.3 * np.sin(2 * np.pi * WORDS[word] * t), gap)]
+        sound = np.concatenate([gap, *tones]) + rng.normal(0, 0.003, round(0.1 * SAMPLE_RATE) + len(words) * 6400)
+        soundfile.write(folder / f"{i}.wav", sound, SAMPLE_RATE)
+        (folder / f"{i}.txt").write_text(" ".join(words).title() + ".")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tones")
+    write_corpus(folder / "train", 60, seed=1)
+    write_corpus(folder / "dev", 12, seed=2)
+    return folder
+
+
+def options(corpus: Path, out: Path, *overrides: str) -> TrainConfig:
+    register()
+    settings = [
+        f"data.train=[{corpus / 'train'}]",
+        f"data.dev=[{corpus / 'dev'}]",
+        f"out={out}",
+        "data.batch_seconds=10",
+        "data.global_batch_seconds=10",
+        "data.max_seconds=10",
+        "data.workers=0",
+        "model.d_model=32",
+        "model.encoder_layers=2",
+        "model.decoder_layers=1",
+        "model.dropout=0",
+        "model.subsampling_channels=8",
+        "spec_augment.freq_width=5",
+        "optimizer.lr=5e-3",
+        "precision=32-true",
+        "average=2",
+    ]
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        return build_config(compose("train", [*settings, *overrides]))
+
+
+@pytest.fixture(scope="session")
+def trained(corpus, tmp_path_factory) -> tuple[Path, float]:
+    out = tmp_path_factory.mktemp("exp")
+    return train(options(corpus, out, "epochs=40", "validate_every=10"))
+
+
+def test_the_loop_learns_what_it_hears(trained):
+    folder, wer = trained
+    assert wer < 10
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json", "characters.json"}
+
+
+def test_the_exported_model_transcribes(trained, corpus):
+    recognizer = asr.load(trained[0])
+    heard = [recognizer.transcribe(corpus / "dev" / f"{i}.wav").text for i in range(12)]
+    said = [(corpus / "dev" / f"{i}.txt").read_text().lower().rstrip(".") for i in range(12)]
+    assert sum(h == s for h, s in zip(heard, said, strict=True)) >= 10
+
+
+def test_what_a_training_leaves_behind(trained):
+    out = trained[0].parent
+    checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["config"]["model"]["d_model"] == 32
+    assert list((out / "tensorboard").glob("events.*"))
+
+
+def test_the_same_seed_gives_the_same_numbers(corpus, tmp_path):
+    weights = []
+    for name in "ab":
+        folder, _ = train(options(corpus, tmp_path / name, "epochs=2", "model.dropout=0.1"))
+        weights.append((folder / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_a_training_goes_on_where_it_stopped(corpus, tmp_path, monkeypatch):
+    import asr.training.module as module
+
+    whole, _ = train(options(corpus, tmp_path / "whole", "epochs=4", "data.speeds=[1.0]"))
+
+    calls = [0]
+    step = module.SpeechTraining.training_step
+
+    def interrupted(self, batch):
+        calls[0] += 1
+        if self.trainer.current_epoch == 2:
+            raise RuntimeError("the power went")
+        return step(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.SpeechTraining, "training_step", interrupted)
+        with pytest.raises(RuntimeError, match="the power went"):
+            train(options(corpus, tmp_path / "parts", "epochs=4", "data.speeds=[1.0]"))
+    with pytest.raises(FileExistsError, match="resume=true"):
+        train(options(corpus, tmp_path / "parts", "epochs=4"))
+    resumed, _ = train(options(corpus, tmp_path / "parts", "epochs=4", "data.speeds=[1.0]", "resume=true"))
+    last = [torch.load(f.parent / "checkpoints" / "last.ckpt", weights_only=True) for f in (whole, resumed)]
+    assert last[0]["global_step"] == last[1]["global_step"]
+    assert last[0]["epoch"] == last[1]["epoch"] == 3
+
+
+def test_gradients_accumulate_to_the_global_batch(corpus, tmp_path):
+    folder, _ = train(options(corpus, tmp_path / "exp", "epochs=1", "data.global_batch_seconds=30"))
+    checkpoint = torch.load(folder.parent / "checkpoints" / "last.ckpt", weights_only=True)
+    data = SpeechData(options(corpus, tmp_path).data, seed=1)
+    data.fit_to(build_model(options(corpus, tmp_path), data))
+    assert checkpoint["global_step"] == -(-data.batches_per_epoch() // 3)
+
+
+@pytest.mark.parametrize("overrides", [["tokenizer.kind=bpe", "tokenizer.vocab_size=20"], ["model=conformer-s"]])
+def test_other_choices_train_too(corpus, tmp_path, overrides):
+    folder, _ = train(options(corpus, tmp_path / "exp", "epochs=1", *overrides))
+    assert asr.load(folder).transcribe(corpus / "dev" / "0.wav").duration > 0
+
+
+def test_feature_matrices_train_and_decode(tmp_path):
+    rng = np.random.default_rng(0)
+    for part in ("train", "dev"):
+        (tmp_path / part).mkdir()
+        for i in range(20):
+            np.save(tmp_path / part / f"{i}.npy", rng.normal(size=(80 + i, 12)).astype(np.float32))
+            (tmp_path / part / f"{i}.txt").write_text("some text")
+    overrides = ["features.kind=matrix", "features.dim=12", "epochs=1", "model.subsampling=2"]
+    folder, _ = train(options(tmp_path, tmp_path / "exp", *overrides))
+    recognizer = asr.load(folder)
+    assert recognizer.transcribe(tmp_path / "dev" / "0.npy").segments
+    assert recognizer.transcribe(np.zeros((90, 12), np.float32)).segments
+    with pytest.raises(ValueError, match=r"\(T, 12\)"):
+        recognizer.transcribe(np.zeros((90, 13), np.float32))
+
+
+def test_what_cannot_be_aligned_or_is_too_long_is_left_out_by_name(corpus, tmp_path, caplog):
+    noise = np.random.default_rng(0).normal(0, 0.1, 12 * SAMPLE_RATE)
+    for name, seconds, text in (
+        ("long", 12, "low"),
+        ("dense", 0.3, "high " * 30),
+        ("empty", 1, "..."),
+        ("fine", 1, "mid"),
+    ):
+        (tmp_path / "train").mkdir(exist_ok=True)
+        soundfile.write(tmp_path / "train" / f"{name}.wav", noise[: round(seconds * SAMPLE_RATE)], SAMPLE_RATE)
+        (tmp_path / "train" / f"{name}.txt").write_text(text)
+    config = options(corpus, tmp_path / "exp", f"data.train=[{tmp_path / 'train'}]")
+    data = SpeechData(config.data, seed=1)
+    data.fit_to(build_model(config, data))
+    assert [cut.id for cut in data.train_cuts] == ["fine"]
+    for name in ("long", "dense", "empty"):
+        assert f"left out {name}" in caplog.text
+
+
+def test_a_file_that_breaks_in_training_is_left_out(corpus, tmp_path, caplog):
+    config = options(corpus, tmp_path)
+    data = SpeechData(config.data, seed=1)
+    data.fit_to(build_model(config, data))
+    data.dev_cuts[0].recording.sources[0].source = str(tmp_path / "gone.wav")
+    batches = [batch for batch in data.val_dataloader() if batch]
+    assert sum(len(batch.lens) for batch in batches) == 11
+    assert "gone.wav: no such file" in caplog.text
+
+
+def test_speed_perturbation_runs(corpus, tmp_path):
+    config = options(corpus, tmp_path)
+    data = SpeechData(config.data, seed=1)
+    data.fit_to(build_model(config, data))
+    original = {round(cut.duration * SAMPLE_RATE) for cut in data.train_cuts}
+    lens = {int(n) for batch in data.train_dataloader() for n in batch.lens}
+    assert lens & original and lens - original
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("optimizer.lr=0", "optimizer.lr"),
+        ("data.train=[]", "data.train"),
+        ("data.batch_seconds=5", "data.batch_seconds"),
+        ("data.speeds=[9]", "data.speeds"),
+        ("tokenizer.kind=phones", "tokenizer.kind"),
+        ("model.subsampling=3", "model.subsampling"),
+        ("data.normalizer=german", "normalizer"),
+    ],
+)
+def test_a_wrong_option_is_named_as_the_user_types_it(corpus, tmp_path, override, named):
+    with pytest.raises(ValueError, match=named):
+        options(corpus, tmp_path, override)
+
+
+@pytest.mark.parametrize("experiment", [path.stem for path in (resource("conf") / "experiment").glob("*.yaml")])
+def test_every_shipped_experiment_composes(corpus, tmp_path, experiment):
+    config = options(corpus, tmp_path, f"experiment={experiment}")
+    assert isinstance(config, TrainConfig) and isinstance(config.data, DataConfig)
+
+
+def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "asr.train", "data.train=[nowhere]"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert done.stderr.strip() == "asr.train: nowhere: no such file or folder"
+
+
+def test_the_composed_config_is_shown(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "asr.train", "--cfg", "job"], cwd=tmp_path, capture_output=True, text=True
+    )
+    shown = OmegaConf.create(done.stdout)
+    assert shown.model.d_model == 96
+    assert json.dumps(OmegaConf.to_container(shown, resolve=False))
