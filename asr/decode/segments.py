@@ -1,7 +1,7 @@
 """Long recordings: cutting at pauses (silero-vad), in bounded memory.
 
-A sound of up to `LONGEST` seconds is one piece. What is longer streams through a window: where there is no speech the
-sound is dropped, and a stretch of speech that is too long is cut in its longest pause.
+A sound of up to `LONGEST` seconds is one piece. What is longer streams through a window: long pauses are dropped, and a
+stretch of speech that is too long is cut in its longest pause.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ ROW_FRAMES = 30 * SAMPLE_RATE // FRAME
 WARM_UP = 32  # frames before a row that only set the detector's state
 SPEECH, PAUSE = 0.5, 0.35  # probabilities above and below which a frame is speech, or is none
 MARGIN = 0.2  # seconds kept around speech
+LONG_PAUSE = 1.0  # seconds of silence that end a piece
 
 
 class Piece(NamedTuple):
@@ -78,8 +79,7 @@ def _stretches(probabilities: np.ndarray, last: bool) -> Iterator[tuple[int | No
     """(begin, end) in frames of each piece within a window; begin None: nothing there, on to `end`.
 
     Where more is to come (not `last`) it stops before the piece that may reach into it."""
-    longest, shortest = (round(s * SAMPLE_RATE / FRAME) for s in (LONGEST, SHORTEST))
-    margin = round(MARGIN * SAMPLE_RATE / FRAME)
+    longest, margin = _frames(LONGEST), _frames(MARGIN)
     position, total = 0, len(probabilities)
     while position < total:
         ahead = probabilities[position : position + longest]
@@ -95,23 +95,40 @@ def _stretches(probabilities: np.ndarray, last: bool) -> Iterator[tuple[int | No
             position += int(speech[0]) - margin
             yield None, position
         else:
-            end = position + len(ahead)
-            if len(ahead) == longest and end < total:
-                end = position + _pause(ahead, shortest)
+            end = position + _end(ahead, int(speech[0]), is_rest=last and position + len(ahead) == total)
             yield position, end
             position = end
 
 
-def _pause(ahead: np.ndarray, shortest: int) -> int:
-    """Where to cut: the middle of the longest pause after `shortest` frames, else the frame least like speech."""
-    quiet = np.concatenate([[0], (ahead[shortest:] < PAUSE).astype(np.int8), [0]])
-    edges = np.flatnonzero(np.diff(quiet))
-    begins, ends = edges[::2], edges[1::2]
-    if not len(begins):
+def _end(ahead: np.ndarray, first: int, is_rest: bool) -> int:
+    """Where the piece ends that begins with speech in frame `first` of the probabilities `ahead`.
+
+    At the first pause of `LONG_PAUSE`; else, unless this is the rest of the recording, in the middle of the longest
+    pause after `SHORTEST`, or at the frame least like speech."""
+    begins, ends = _runs(ahead[first:] < PAUSE)
+    begins, ends = begins + first, ends + first
+    long = np.flatnonzero(ends - begins >= _frames(LONG_PAUSE))
+    if len(long):
+        return int(begins[long[0]]) + _frames(MARGIN)
+    if is_rest:
+        return len(ahead)
+    late = ends > _frames(SHORTEST)
+    if not late.any():
         half = len(ahead) // 2
         return half + int(np.argmin(ahead[half:])) + 1
+    begins, ends = np.maximum(begins[late], _frames(SHORTEST)), ends[late]
     longest = int(np.argmax(ends - begins))
-    return shortest + int(begins[longest] + ends[longest] + 1) // 2
+    return int(begins[longest] + ends[longest] + 1) // 2
+
+
+def _runs(quiet: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First and one-past-last frame of each run of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], quiet, [False]]).astype(np.int8)))
+    return edges[::2], edges[1::2]
+
+
+def _frames(seconds: float) -> int:
+    return round(seconds * SAMPLE_RATE / FRAME)
 
 
 class _Tape:

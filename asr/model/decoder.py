@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.config import ModelConfig
-from asr.model.layers import TransformerDecoderLayer
+from asr.model.layers import TransformerDecoderLayer, start_near_identity
 from asr.model.masks import causal_mask, length_mask
 from asr.model.positions import Positions
 
@@ -60,6 +60,8 @@ class Decoder(nn.Module):
         self.positions = Positions(config)
         self.layers = nn.ModuleList(TransformerDecoderLayer(config) for _ in range(config.decoder_layers))
         self.norm = nn.LayerNorm(config.d_model) if config.norm_first else nn.Identity()
+        if config.norm_first:
+            start_near_identity(self.layers)
         self.output = nn.Linear(config.d_model, config.vocab_size)
         nn.init.zeros_(self.output.bias)
         if config.tie_output:

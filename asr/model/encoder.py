@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from asr.model.config import ModelConfig
-from asr.model.layers import ConformerEncoderLayer, TransformerEncoderLayer
+from asr.model.layers import ConformerEncoderLayer, TransformerEncoderLayer, start_near_identity
 from asr.model.masks import length_mask
 from asr.model.positions import Positions
 from asr.model.subsampling import ConvSubsampling
@@ -22,6 +22,8 @@ class Encoder(nn.Module):
         self.positions = Positions(config)
         self.layers = nn.ModuleList(LAYERS[config.encoder](config) for _ in range(config.encoder_layers))
         self.norm = nn.LayerNorm(config.d_model) if config.norm_first else nn.Identity()
+        if config.norm_first:
+            start_near_identity(self.layers)
 
     def forward(self, X: Tensor, X_lens: Tensor, weights: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Memory `(B, M, D)` and its lengths. `weights` collects each layer's self-attention `(B, H, M, M)`."""

@@ -160,3 +160,22 @@ class TransformerDecoderLayer(nn.Module):
         x = self.self_attention_residual(x, attend_to_past)
         x = self.cross_attention_residual(x, lambda y: self.cross_attention.attend(y, *cross, mask=memory_mask))
         return self.ffn_residual(x, self.ffn)
+
+
+@torch.no_grad()
+def start_near_identity(stack: nn.ModuleList) -> None:
+    """Start values of a pre-norm stack: biases zero, and what each sub-layer adds to the residual stream smaller by the
+    root of their number, as in GPT-2 (Radford et al. 2019, section 2.3).
+
+    Without it each sub-layer adds about as much that is constant over time (biases, attention that is still even) as it
+    receives; the speech is lost after a dozen of them, and CTC stays for long on its plateau of blanks."""
+    last_linears = []
+    for module in stack.modules():
+        if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
+            module.bias.zero_()
+        if isinstance(module, FeedForward):
+            last_linears.append(module[-1])
+        elif isinstance(module, MultiHeadAttention | ConvolutionModule):
+            last_linears.append(module.output)
+    for linear in last_linears:
+        linear.weight.div_(len(last_linears) ** 0.5)

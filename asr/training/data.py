@@ -114,9 +114,15 @@ class SpeechData(L.LightningDataModule):
 
     def _loader(self, sampler, speeds: list[float]) -> DataLoader:
         workers = self.config.workers if self.config.workers >= 0 else min(8, max(1, (os.cpu_count() or 1) - 1))
-        dataset = SpeechDataset(self.tokenizer, speeds)
-        pinned = torch.cuda.is_available()
-        return DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers, pin_memory=pinned)
+        return DataLoader(
+            SpeechDataset(self.tokenizer, speeds),
+            sampler=sampler,
+            batch_size=None,
+            num_workers=workers,
+            # a worker forked anew each epoch would share the trainer's pages, each of which is then copied when written
+            persistent_workers=workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
 
 
 def _normalized(cuts: CutSet, normalize) -> CutSet:

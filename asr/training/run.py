@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import random
@@ -26,6 +27,7 @@ from asr.training.module import SpeechTraining
 
 logger = logging.getLogger(__name__)
 
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 STATISTICS_SECONDS = 3600.0  # of sound from which mean and variance are taken
 
 
@@ -39,6 +41,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     if last.exists() and not config.resume:
         raise FileExistsError(f"{out} holds a training already: resume=true goes on with it, out=... starts another")
     L.seed_everything(config.seed, workers=True, verbose=False)
+    _keep_freed_memory()
     data = SpeechData(config.data, config.seed)
     model = build_model(config, data)
     data.fit_to(model)
@@ -120,6 +123,15 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
     accumulate = max(1, round(config.data.global_batch_seconds / (config.data.batch_seconds * devices)))
     trainer.accumulate_grad_batches = accumulate
     return trainer, config.epochs * math.ceil(data.batches_per_epoch() / accumulate)
+
+
+def _keep_freed_memory() -> None:
+    """Stops glibc from returning freed blocks to the kernel, which clears them anew for every step: a sixth of the time
+    of a training on a CPU. Elsewhere it does nothing."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**28)):
+            mallopt(option, value)
 
 
 def _precision(wanted: str) -> str:

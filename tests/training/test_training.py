@@ -161,12 +161,8 @@ def test_feature_matrices_train_and_decode(tmp_path):
 
 def test_what_cannot_be_aligned_or_is_too_long_is_left_out_by_name(corpus, tmp_path, caplog):
     noise = np.random.default_rng(0).normal(0, 0.1, 12 * SAMPLE_RATE)
-    for name, seconds, text in (
-        ("long", 12, "low"),
-        ("dense", 0.3, "high " * 30),
-        ("empty", 1, "..."),
-        ("fine", 1, "mid"),
-    ):
+    utterances = {"long": (12, "low"), "dense": (0.3, "high " * 30), "empty": (1, "..."), "fine": (1, "mid")}
+    for name, (seconds, text) in utterances.items():
         (tmp_path / "train").mkdir(exist_ok=True)
         soundfile.write(tmp_path / "train" / f"{name}.wav", noise[: round(seconds * SAMPLE_RATE)], SAMPLE_RATE)
         (tmp_path / "train" / f"{name}.txt").write_text(text)
@@ -228,9 +224,8 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
 
 
 def test_the_composed_config_is_shown(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "asr.train", "--cfg", "job"], cwd=tmp_path, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "asr.train", "--cfg", "job"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     shown = OmegaConf.create(done.stdout)
     assert shown.model.d_model == 96
     assert json.dumps(OmegaConf.to_container(shown, resolve=False))

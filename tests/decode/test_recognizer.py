@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from asr.audio.reading import SAMPLE_RATE, AudioError
+from asr.decode import DecodeOptions, Recognizer
+
+
+@pytest.fixture
+def recognizer(tiny_model) -> Recognizer:
+    with torch.no_grad():
+        tiny_model.transformer.ctc.weight.mul_(5)
+    return Recognizer(tiny_model, DecodeOptions(beam_size=3, nbest=2), batch_seconds=5)
+
+
+def noise(seconds: float, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.1, round(seconds * SAMPLE_RATE)).astype(np.float32)
+
+
+def test_files_and_arrays_give_the_same_transcript(recognizer, tmp_path):
+    soundfile.write(tmp_path / "a.wav", noise(2), SAMPLE_RATE, subtype="FLOAT")
+    from_file, from_array = recognizer.transcribe(tmp_path / "a.wav"), recognizer.transcribe(noise(2))
+    assert from_file.segments == from_array.segments
+    assert from_file.text == from_file.segments[0].text
+    assert from_file.duration == 2.0
+    assert len(from_file.segments[0].nbest) == 2
+
+
+def test_transcripts_come_in_order_and_do_not_depend_on_the_batch(recognizer):
+    sounds = [noise(s, seed=i) for i, s in enumerate([3, 1, 7, 0.5, 2, 2, 4, 1, 6, 3] * 3)]
+    together = list(recognizer.transcribe_all(sounds))
+    for sound, transcript in zip(sounds, together, strict=True):
+        alone = recognizer.transcribe(sound)
+        assert transcript.text == alone.text
+        assert transcript.segments[0].score == pytest.approx(alone.segments[0].score, abs=1e-4)
+
+
+def test_an_unreadable_file_does_not_stop_the_others(recognizer, tmp_path):
+    soundfile.write(tmp_path / "a.wav", noise(1), SAMPLE_RATE)
+    (tmp_path / "b.wav").write_bytes(b"")
+    names = [tmp_path / "a.wav", tmp_path / "b.wav", tmp_path / "c.wav", tmp_path / "a.wav"]
+    transcripts = list(recognizer.transcribe_all(names))
+    assert [bool(t.error) for t in transcripts] == [False, True, True, False]
+    assert "b.wav" in transcripts[1].error and "c.wav: no such file" in transcripts[2].error
+    with pytest.raises(AudioError, match="c.wav"):
+        recognizer.transcribe(tmp_path / "c.wav")
+
+
+@pytest.mark.parametrize("sound", [np.zeros(0), np.zeros(160), noise(0.01), np.zeros(5 * SAMPLE_RATE)])
+def test_silence_and_a_moment_of_sound_give_the_empty_transcript(recognizer, sound):
+    assert recognizer.transcribe(sound).text == ""
+
+
+def test_progress_hears_of_every_second(recognizer):
+    done = []
+    list(recognizer.transcribe_all([noise(3), noise(1)], done.append))
+    assert sum(done) == pytest.approx(4.0)
+
+
+def test_results_come_before_the_last_file_is_read(recognizer):
+    read = []
+
+    def sounds():
+        for i in range(60):
+            read.append(i)
+            yield noise(4, seed=i)
+
+    next(recognizer.transcribe_all(sounds()))
+    assert len(read) < 30
+
+
+def test_two_channels_are_refused_as_an_array(recognizer):
+    with pytest.raises(AudioError, match=r"\(N,\)"):
+        recognizer.transcribe(np.zeros((100, 2), np.float32))

@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+import torch
+
+from asr.audio.reading import SAMPLE_RATE
+from asr.corpus import iterate, open_corpus
+from asr.decode import segments
+from asr.decode.segments import FRAME, LONGEST, cut_at_pauses
+
+
+def in_blocks(samples: np.ndarray, size: int = 100_000):
+    return iter([samples[i : i + size] for i in range(0, len(samples), size)])
+
+
+@pytest.fixture
+def loud_is_speech(monkeypatch):
+    """A detector that takes what is loud for speech, so that the cutting is tested without the detector."""
+
+    def judge(samples: np.ndarray) -> np.ndarray:
+        frames = -(-len(samples) // FRAME)
+        padded = np.pad(samples, (0, frames * FRAME - len(samples))).reshape(frames, FRAME)
+        return (np.abs(padded).mean(axis=1) > 0.01).astype(np.float32) * 0.9
+
+    monkeypatch.setattr(segments, "speech_probabilities", judge)
+
+
+def talk(*seconds: float) -> np.ndarray:
+    """Speech and pauses in turn."""
+    parts = [(0.1 if i % 2 == 0 else 0.0) * np.ones(round(s * SAMPLE_RATE), np.float32) for i, s in enumerate(seconds)]
+    return np.concatenate(parts)
+
+
+def test_a_short_sound_is_one_piece(tone):
+    pieces = list(cut_at_pauses(in_blocks(tone(LONGEST))))
+    assert [piece.start for piece in pieces] == [0.0]
+    assert len(pieces[0].samples) == LONGEST * SAMPLE_RATE
+
+
+def test_no_sound_is_no_piece():
+    assert list(cut_at_pauses(iter([]))) == []
+
+
+def test_long_speech_is_cut_in_its_pauses(loud_is_speech):
+    pieces = list(cut_at_pauses(in_blocks(talk(12, 0.5, 12, 0.5, 12))))
+    assert [round(piece.start + len(piece.samples) / SAMPLE_RATE, 1) for piece in pieces[:2]] == pytest.approx(
+        [12.25, 24.75], abs=0.1
+    )
+    assert pieces[-1].start + len(pieces[-1].samples) / SAMPLE_RATE == pytest.approx(37.0, abs=0.1)
+
+
+def test_no_speech_is_lost_and_none_is_doubled(loud_is_speech):
+    rng = np.random.default_rng(0)
+    sound = talk(*(x for _ in range(150) for x in (rng.uniform(0.5, 9), rng.uniform(0.1, 4))))
+    assert len(sound) > 16 * 30 * SAMPLE_RATE  # several windows
+    covered = np.zeros(len(sound), int)
+    for piece in cut_at_pauses(in_blocks(sound)):
+        start = round(piece.start * SAMPLE_RATE)
+        assert len(piece.samples) <= LONGEST * SAMPLE_RATE
+        assert np.array_equal(piece.samples, sound[start : start + len(piece.samples)])
+        covered[start : start + len(piece.samples)] += 1
+    assert covered.max() == 1
+    assert covered[sound > 0].min() == 1
+    assert covered[sound == 0].mean() < 0.5
+
+
+def test_a_long_pause_ends_a_piece(loud_is_speech):
+    pieces = list(cut_at_pauses(in_blocks(talk(3, 5, 3, 5, 3, 5))))
+    starts, lengths = zip(*((piece.start, len(piece.samples) / SAMPLE_RATE) for piece in pieces), strict=True)
+    assert starts == pytest.approx([0, 7.8, 15.8], abs=0.1)
+    assert lengths == pytest.approx([3.2, 3.4, 3.4], abs=0.1)
+
+
+def test_silence_is_dropped(loud_is_speech):
+    pieces = list(cut_at_pauses(in_blocks(talk(0.0, 60.0))))
+    assert pieces == []
+
+
+def test_speech_without_a_pause_is_cut_all_the_same(loud_is_speech):
+    pieces = list(cut_at_pauses(in_blocks(talk(70.0))))
+    assert sum(len(piece.samples) for piece in pieces) == 70 * SAMPLE_RATE
+    assert max(len(piece.samples) for piece in pieces) <= LONGEST * SAMPLE_RATE
+
+
+def test_the_detector_leaves_the_threads_as_they_were():
+    threads = torch.get_num_threads()
+    segments._detector.cache_clear()
+    assert len(segments.speech_probabilities(np.zeros(10_000, np.float32))) == 20
+    assert torch.get_num_threads() == threads
+
+
+def test_the_detector_hears_real_speech_and_not_the_noise_between(speech):
+    rng = np.random.default_rng(0)
+    parts, spoken, length = [], [], 0
+    for _, sound in list(iterate(open_corpus(speech / "an4.test.tar")[:20])):
+        silence = rng.normal(0, 1e-4, 5 * SAMPLE_RATE).astype(np.float32)
+        spoken.append((length + len(silence), length + len(silence) + len(sound)))
+        parts += [silence, sound]
+        length += len(silence) + len(sound)
+    pieces = list(cut_at_pauses(in_blocks(np.concatenate(parts))))
+    heard = np.zeros(length, bool)
+    for piece in pieces:
+        heard[round(piece.start * SAMPLE_RATE) :][: len(piece.samples)] = True
+    assert heard.mean() < 0.5
+    assert np.mean([heard[a:b].mean() for a, b in spoken]) > 0.7

@@ -1,0 +1,127 @@
+"""The commands as a user runs them: output, errors, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import soundfile
+
+from asr.audio.reading import SAMPLE_RATE
+from tests.conftest import ROOT
+
+
+def run(*arguments, **settings) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, env=environment, timeout=120, **settings)
+
+
+@pytest.fixture
+def files(tmp_path, tiny_model):
+    tiny_model.save(tmp_path / "model")
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        soundfile.write(tmp_path / f"{name}.wav", rng.normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE)
+        (tmp_path / f"{name}.txt").write_text("one two")
+    return tmp_path
+
+
+def test_help_answers_at_once():
+    run("asr.transcribe", "--help")
+    started = time.monotonic()
+    assert b"FILE" in run("asr.transcribe", "--help").stdout
+    assert time.monotonic() - started < 0.3
+
+
+def test_importing_asr_loads_nothing_heavy():
+    code = "import sys, asr; assert not {'torch', 'numpy', 'lhotse', 'lightning'} & set(sys.modules), sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_transcribing_loads_neither_lhotse_nor_lightning(files):
+    code = (
+        "import sys, asr; asr.load(sys.argv[1]).transcribe(sys.argv[2]); "
+        "assert not {'lhotse', 'lightning', 'matplotlib', 'jiwer'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, files / "model", files / "a.wav"], check=True, cwd=ROOT)
+
+
+def test_one_file_prints_its_text_and_several_their_names(files):
+    one = run("asr.transcribe", "--model", files / "model", files / "a.wav")
+    several = run("asr.transcribe", "--model", files / "model", files / "a.wav", files / "b.wav")
+    assert one.returncode == several.returncode == 0
+    lines = several.stdout.decode().splitlines()
+    assert lines[0] == f"{files / 'a.wav'}: {one.stdout.decode().rstrip()}"
+    assert lines[1].startswith(f"{files / 'b.wav'}: ")
+
+
+def test_json_has_segments_and_the_n_best(files):
+    done = run("asr.transcribe", "--model", files / "model", "--json", "--nbest", 2, files / "a.wav")
+    description = json.loads(done.stdout)
+    assert description["duration"] == 1.0
+    assert [len(segment["nbest"]) for segment in description["segments"]] == [2]
+    assert description["text"] == description["segments"][0]["text"]
+
+
+def test_standard_input_is_a_file(files):
+    by_pipe = run("asr.transcribe", "--model", files / "model", "-", input=(files / "a.wav").read_bytes())
+    by_name = run("asr.transcribe", "--model", files / "model", files / "a.wav")
+    assert by_pipe.stdout == by_name.stdout and by_pipe.returncode == 0
+
+
+def test_bad_files_get_one_line_each_and_the_others_their_text(files):
+    (files / "empty.wav").write_bytes(b"")
+    (files / "text.wav").write_text("no sound")
+    bad = [files / "missing.wav", files / "empty.wav", files / "text.wav"]
+    done = run("asr.transcribe", "--model", files / "model", files / "a.wav", *bad, files / "b.wav")
+    assert done.returncode == 1
+    assert len(done.stdout.splitlines()) == 2
+    errors = done.stderr.decode().splitlines()
+    assert len(errors) == 3
+    for line, path in zip(errors, bad, strict=True):
+        assert line.startswith(f"asr.transcribe: {path}: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--model", "nowhere"], "nowhere: not a model folder"),
+        (["--beam-size", "0"], "beam_size"),
+        (["--ctc-weight", "7"], "ctc_weight"),
+        (["--strategy", "viterbi"], "strategy"),
+        (["--device", "abacus"], "--device abacus"),
+        (["--batch-seconds", "0"], "batch_seconds"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_code_two(files, arguments, named):
+    model = [] if arguments[0] == "--model" else ["--model", files / "model"]
+    done = run("asr.transcribe", *model, *arguments, files / "a.wav")
+    assert done.returncode == 2
+    assert named in done.stderr.decode()
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_evaluate_scores_a_corpus(files):
+    out = files / "heard.jsonl"
+    done = run("asr.evaluate", "--model", files / "model", "--out", out, files)
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.decode().splitlines()
+    assert first.startswith("WER ") and "in 4 words" in first
+    assert second.startswith("CER ") and "in 14 characters" in second
+    assert third.startswith("2 utterances, 2 s")
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["a", "b"]
+
+
+def test_evaluate_says_what_is_no_corpus(files):
+    done = run("asr.evaluate", "--model", files / "model", files / "nowhere")
+    assert done.returncode == 2
+    assert done.stderr.decode().strip() == f"asr.evaluate: {files / 'nowhere'}: no such file or folder"
+
+
+def test_commands_work_from_any_directory(files, tmp_path):
+    done = run("asr.transcribe", "--model", "model", "a.wav", cwd=files)
+    assert done.returncode == 0
