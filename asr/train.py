@@ -13,15 +13,20 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asr.model.config import PRESETS
 from asr.resources import resource
 from asr.training.config import TrainConfig
+
+OPTIONS = "config.yaml"  # in the folder of a training: the options that it was started with
 
 
 def register() -> None:
@@ -52,6 +57,17 @@ def _writable(config: object) -> DictConfig:
     return node
 
 
+def with_saved_options(composed: DictConfig, typed: Sequence[str]) -> DictConfig:
+    """The options that the training in `composed.out` was started with, and over them what was `typed` this time.
+
+    Raises ValueError where no training is there to resume."""
+    saved = Path(composed.out) / OPTIONS
+    if not saved.is_file():
+        raise ValueError(f"resume=true: no training was started in out={composed.out}")
+    fields = [word for word in typed if word.split("=")[0] not in ("model", "experiment")]
+    return OmegaConf.merge(_writable(TrainConfig), OmegaConf.load(saved), OmegaConf.from_dotlist(fields))
+
+
 def run(composed: DictConfig) -> None:
     from asr.training.run import train
 
@@ -59,7 +75,13 @@ def run(composed: DictConfig) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
     try:
-        train(build_config(composed))
+        if composed.resume:
+            composed = with_saved_options(composed, HydraConfig.get().overrides.task)
+        config = build_config(composed)
+        Path(config.out).mkdir(parents=True, exist_ok=True)
+        if not composed.resume and not (Path(config.out) / OPTIONS).exists():
+            OmegaConf.save(composed, Path(config.out) / OPTIONS, resolve=True)
+        train(config)
     except (ValueError, FileExistsError) as error:
         sys.exit(f"asr.train: {error}")
 

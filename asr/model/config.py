@@ -92,7 +92,13 @@ class ModelConfig:
 
 PRESETS = {
     "tiny": ModelConfig(
-        d_model=96, num_heads=4, encoder_layers=4, decoder_layers=2, ffn_dim=384, subsampling_channels=32
+        encoder="conformer",
+        d_model=96,
+        encoder_layers=4,
+        decoder_layers=1,
+        ffn_dim=384,
+        activation="silu",
+        subsampling_channels=32,
     ),
     "small": ModelConfig(),
     "base": ModelConfig(d_model=512, num_heads=8, encoder_layers=6, decoder_layers=6, norm_first=False),

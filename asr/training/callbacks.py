@@ -29,9 +29,8 @@ class EpochLine(L.Callback):
         left = took * (trainer.max_epochs - trainer.current_epoch - 1) / 60
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         shown = [f"loss {metrics['train/total_epoch']:.3f}"] if "train/total_epoch" in metrics else []
-        shown += (
-            [f"dev loss {metrics['dev/loss']:.3f}, dev WER {metrics['dev/wer']:.2f} %"] if "dev/wer" in metrics else []
-        )
+        if "dev/wer" in metrics and (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0:
+            shown.append(f"dev loss {metrics['dev/loss']:.3f}, dev WER {metrics['dev/wer']:.2f} %")
         rate = f"{self.epoch_seconds / took:.0f} s of sound a second, {left:.1f} min left"
         epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
         logger.info("%s: %s; %.0f s (%s)", epoch, ", ".join(shown), took, rate)

@@ -94,22 +94,24 @@ def _statistics(model: SpeechModel, data: SpeechData) -> tuple[torch.Tensor, tor
 def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Trainer, int]:
     """The Lightning trainer, and the number of updates it will make (about: batches depend on the shuffle)."""
     on_terminal = sys.stderr.isatty()
-    checkpoints = ModelCheckpoint(
+    best = ModelCheckpoint(
         out / "checkpoints",
         filename="{epoch:03d}-{dev/wer:.2f}",
         auto_insert_metric_name=False,
         monitor="dev/wer",
         save_top_k=config.average,
-        save_last=True,
     )
-    callbacks = [checkpoints, EpochLine(data.train_seconds), Samples(), LearningRateMonitor("step")]
+    last = ModelCheckpoint(
+        out / "checkpoints", filename="last", enable_version_counter=False, save_on_train_epoch_end=True
+    )
+    callbacks = [best, last, EpochLine(data.train_seconds), Samples(), LearningRateMonitor("step")]
     if config.patience:
         callbacks.append(EarlyStopping("dev/wer", patience=config.patience))
     if on_terminal:
         callbacks.append(RichProgressBar())
     trainer = L.Trainer(
         max_epochs=config.epochs,
-        check_val_every_n_epoch=config.validate_every,
+        check_val_every_n_epoch=min(config.validate_every, config.epochs),
         precision=_precision(config.precision),
         callbacks=callbacks,
         logger=TensorBoardLogger(out, name="tensorboard", version=""),

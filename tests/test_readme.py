@@ -1,0 +1,74 @@
+"""The README's commands and examples run, so that they cannot rot.
+
+Trainings are shortened to one epoch of a tiny model; what sets up environments and runs the tests is CI's part."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from asr.resources import resource
+from tests.conftest import ROOT
+from tests.test_commands import run
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DIGITS = "[data/digits/dev.tar]"
+SHORT = ["epochs=1", "model.d_model=16", "model.encoder_layers=1", "validate_every=1", "validation.strategy=ctc"]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    return [shlex.split(line, comments=True)[2:] for line in lines if line.startswith("python -m asr.")]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder like a user's, with a few utterances of the shipped data, a corpus of one's own and a recording."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "data" / "digits").mkdir(parents=True)
+    with tarfile.open(resource("data", "digits", "dev.tar")) as shipped:
+        lines = shipped.extractfile("manifest.jsonl").read().decode().splitlines()[:6]
+        names = [json.loads(line)["audio_filepath"] for line in lines]
+        for name in names:
+            (folder / name).write_bytes(shipped.extractfile(name).read())
+    for part in ("manifest", "train", "dev"):
+        (folder / f"{part}.jsonl").write_text("\n".join(lines))
+    with tarfile.open(folder / "data" / "digits" / "dev.tar", "w") as small:
+        for name in ("manifest.jsonl", *names):
+            small.add(folder / name, name)
+    for name in ("talk.mp3", "file.wav", "a.wav", "b.wav"):  # what a file holds is seen from its content
+        shutil.copy(folder / names[0], folder / name)
+    return folder
+
+
+def test_the_commands_run_in_order(workplace):
+    assert len(commands()) >= 8
+    for command in commands():
+        if command[0] == "asr.train" and "--cfg" not in command:
+            own = [] if any(word.startswith("data.train") for word in command) else [f"data.train={DIGITS}"]
+            command = [*command, *own, *([f"data.dev={DIGITS}"] if own else []), *SHORT]
+        done = run(*command, cwd=workplace)
+        assert done.returncode == 0, (command, done.stderr.decode())
+
+
+def test_the_python_examples_run(workplace):
+    if not (workplace / "exp" / "digits" / "model").is_dir():
+        pytest.skip("the test of the commands, which leaves a model, did not run")
+    for block in blocks("python"):
+        done = subprocess.run([sys.executable, "-c", block], cwd=workplace, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_test_command_is_what_ci_runs():
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert "pip install -q -e '.[test]'" in ci and "pip install -e '.[test]'" in README
+    assert "python -m pytest" in ci and "python -m pytest" in README
