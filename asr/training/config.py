@@ -99,7 +99,7 @@ class TrainConfig:
     patience: int = 0  # validations without a better dev WER after which training stops; 0: never
     precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
     seed: int = 1
-    out: str = "exp/digits"  # checkpoints, TensorBoard and the model
+    out: str = "exp/model"  # checkpoints, TensorBoard and the model
     resume: bool = False  # go on from the last checkpoint in `out`
 
     def __post_init__(self):

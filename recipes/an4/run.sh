@@ -47,7 +47,7 @@ if [ "$stage" -le 3 ] && [ "$stop_stage" -ge 3 ]; then
     echo "| --- | --- | --- |"
     for set in dev test; do
       for decoding in "ctc" "greedy" "beam"; do
-        result=$(python -m asr.evaluate "$cuts/$set.jsonl.gz" --model "$out/model" --strategy $decoding | head -n 1)
+        result=$(python -m asr.evaluate "$cuts/$set.jsonl.gz" --model "$out/model" --strategy $decoding | sed -n 1p)
         echo "| $set | $decoding | ${result#WER } |"
       done
     done

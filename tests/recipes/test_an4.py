@@ -1,0 +1,62 @@
+"""The AN4 recipe, all stages, on a miniature in AN4's own layout."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from asr.audio.reading import SAMPLE_RATE
+from tests.conftest import ROOT
+
+SMALL = ["epochs=1", "validate_every=1", "model.d_model=16", "model.encoder_layers=1", "model.decoder_layers=1"]
+
+
+def run(*arguments, cwd) -> subprocess.CompletedProcess:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    command = ["bash", ROOT / "recipes" / "an4" / "run.sh", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def an4(tmp_path) -> Path:
+    rng = np.random.default_rng(0)
+    (tmp_path / "an4" / "etc").mkdir(parents=True)
+    for part, speakers in (("train", "abcdefg"), ("test", "xy")):
+        fileids, transcripts = [], []
+        for speaker in speakers:
+            name = f"an4_{part}/{speaker}/{speaker}1"
+            path = tmp_path / "an4" / "wav" / f"{name}.sph"
+            path.parent.mkdir(parents=True)
+            soundfile.write(path, rng.normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE, format="NIST", subtype="PCM_16")
+            fileids.append(name)
+            transcripts.append(f"<s> YES </s> ({speaker}1)")
+        (tmp_path / "an4" / "etc" / f"an4_{part}.fileids").write_text("\n".join(fileids) + "\n")
+        (tmp_path / "an4" / "etc" / f"an4_{part}.transcription").write_text("\n".join(transcripts) + "\n")
+    return tmp_path / "an4"
+
+
+def test_from_the_audio_to_the_table(an4, tmp_path):
+    done = run("--data", an4, *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "exp" / "an4" / "RESULTS.md").read_text().splitlines()
+    assert len(table) == 2 + 2 * 3
+    assert all("%" in row for row in table[2:])
+
+
+def test_stages_run_on_their_own(an4, tmp_path):
+    done = run("--data", an4, "--stop-stage", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "exp" / "an4" / "cuts" / "dev.jsonl.gz").is_file()
+    assert not (tmp_path / "exp" / "an4" / "model").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--data", "nowhere"], ["--frobnicate"]])
+def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("run.sh: ")
