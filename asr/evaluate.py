@@ -40,7 +40,10 @@ def main(argv: list[str] | None = None) -> None:
         cuts = open_corpus(args.corpus)
     except ValueError as error:
         fail("asr.evaluate", error)
-    figures = evaluate(recognizer, cuts, args.out)
+    try:
+        figures = evaluate(recognizer, cuts, args.out)
+    except ValueError as error:
+        fail("asr.evaluate", error)
     if args.json:
         print(json.dumps(figures))
         return
@@ -56,7 +59,8 @@ def main(argv: list[str] | None = None) -> None:
 def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> dict:
     """Transcribes the cuts and scores them; writes what was heard to `out` (JSONL). Rates are in percent.
 
-    What cannot be read is reported by name and is not scored."""
+    What cannot be read is reported by name and is not scored. Raises ValueError where the model cannot take what was
+    read (sound instead of matrices, matrices of another width)."""
     from asr.corpus import iterate
     from asr.decode.scoring import character_errors, word_errors
 
@@ -72,6 +76,9 @@ def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> d
     with progress_bar(sum(cut.duration for cut in cuts)) as advance:
         transcripts = list(recognizer.transcribe_all(sounds(), advance))
     took = time.monotonic() - started
+    for cut, transcript in zip(read, transcripts, strict=True):
+        if transcript.error:
+            raise ValueError(f"{cut.id}: {transcript.error}")
     references = [normalize(cut.supervisions[0].text or "") for cut in read]
     hypotheses = [normalize(transcript.text) for transcript in transcripts]
     if out:

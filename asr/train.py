@@ -11,7 +11,6 @@ Options are Hydra's: `python -m asr.train --help` lists them all, `--cfg job` sh
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from asr.commands import fail
 from asr.model.config import PRESETS
 from asr.resources import resource
 from asr.training.config import TrainConfig
@@ -79,11 +79,11 @@ def run(composed: DictConfig) -> None:
             composed = with_saved_options(composed, HydraConfig.get().overrides.task)
         config = build_config(composed)
         Path(config.out).mkdir(parents=True, exist_ok=True)
-        if not composed.resume and not (Path(config.out) / OPTIONS).exists():
+        if not (Path(config.out) / "checkpoints" / "last.ckpt").exists():
             OmegaConf.save(composed, Path(config.out) / OPTIONS, resolve=True)
         train(config)
-    except (ValueError, FileExistsError) as error:
-        sys.exit(f"asr.train: {error}")
+    except (ValueError, FileExistsError, OmegaConfBaseException) as error:
+        fail("asr.train", error)
 
 
 def main() -> None:

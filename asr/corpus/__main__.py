@@ -31,7 +31,9 @@ def prepare(args: argparse.Namespace) -> None:
 
 def _as_wav(cut: MonoCut, sound: np.ndarray, folder: Path) -> MonoCut:
     """Writes the sound as 16-bit wav at 16 kHz; the cut of that file."""
-    path = folder.resolve() / f"{cut.id}.wav"
+    path = (folder / f"{cut.id.lstrip('/')}.wav").resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"{cut.id}: an utterance of this name would be written outside {folder}")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_wav(path, sound)
     supervision = cut.supervisions[0]
@@ -46,7 +48,9 @@ def split(args: argparse.Namespace) -> None:
         raise ValueError(f"{args.corpus} has {len(speakers)} speakers; {args.speakers} cannot be split off")
     chosen = set(random.Random(args.seed).sample(speakers, args.speakers))
     for path, inside in ((args.out, True), (args.rest, False)):
-        part = cuts.filter(lambda cut, inside=inside: (cut.supervisions[0].speaker in chosen) == inside).to_eager()
+        part = cuts.filter(
+            lambda cut, inside=inside: ((cut.supervisions[0].speaker or "") in chosen) == inside
+        ).to_eager()
         path.parent.mkdir(parents=True, exist_ok=True)
         part.to_file(path)
         print(f"{path}: {len(part)} utterances, {sum(cut.duration for cut in part) / 3600:.2f} h")

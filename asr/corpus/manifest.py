@@ -1,7 +1,7 @@
 """A NeMo-style JSONL manifest, as a file beside its audio or as `manifest.jsonl` inside a tar with it.
 
-One JSON object a line: `audio_filepath` (relative to the manifest) and `text` are needed; `id`, `duration` in seconds
-and `speaker` are used where they are given.
+One JSON object a line: `audio_filepath` (relative to the manifest) and `text` are needed; `id`, `speaker`, and
+`offset` and `duration` in seconds are used where they are given.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ def _entries(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
             entry = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from None
+        if not isinstance(entry, dict):
+            raise ValueError(f"{path}, line {number}: not a JSON object")
+        for key in ("duration", "offset"):
+            if not isinstance(entry.get(key) or 0.0, int | float):
+                raise ValueError(f"{path}, line {number}: {key} is no number")
         missing = [key for key in ("audio_filepath", "text") if not isinstance(entry.get(key), str)]
         if missing:
             raise ValueError(f"{path}, line {number}: no {' and no '.join(missing)}")
@@ -56,4 +61,5 @@ def _entries(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
 
 def _utterance(entry: dict[str, Any], path: Path) -> Utterance:
     name = str(entry.get("id") or entry["audio_filepath"])
-    return Utterance(name, path, entry["text"], entry.get("speaker") or "", entry.get("duration"))
+    speaker, duration, offset = (entry.get(key) for key in ("speaker", "duration", "offset"))
+    return Utterance(name, path, entry["text"], speaker or "", duration, offset or 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,10 +28,12 @@ def open_corpus(path: str | Path | Sequence[str | Path]) -> CutSet:
     if not isinstance(path, str | Path):
         if not path:
             raise ValueError("no corpus is given")
-        cuts = open_corpus(path[0])
-        for other in path[1:]:
-            cuts = cuts + open_corpus(other)
-        return cuts
+        corpora = [open_corpus(one) for one in path]
+        names = Counter(cut.id for cuts in corpora for cut in cuts)
+        twice = next((name for name, count in names.items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"two utterances of {', '.join(map(str, path))} are called {twice}")
+        return CutSet.from_cuts(cut for cuts in corpora for cut in cuts).to_eager()
     path = Path(path)
     if path.name.endswith(".jsonl.gz"):
         if not path.is_file():

@@ -30,6 +30,7 @@ class Utterance:
     text: str
     speaker: str = ""
     duration: float | None = None  # seconds; None: from the file's header
+    offset: float = 0.0  # seconds of the file before the utterance
     tar_offset: int | None = None
     tar_size: int | None = None
     custom: dict = field(default_factory=dict)
@@ -109,15 +110,15 @@ def _make_cut(utterance: Utterance) -> MonoCut:
             custom.update(tar_offset=utterance.tar_offset, tar_size=utterance.tar_size)
             member = _tar_member(path, utterance.tar_offset, utterance.tar_size)
             header = read_duration(member, f"{path}:{utterance.id}")
-        duration = utterance.duration or header
-        if header <= 0:
+        duration = utterance.duration or header - utterance.offset
+        if header <= 0 or duration <= 0:
             raise AudioError(f"{path}: no sound in it")
         recording = Recording(
             id=utterance.id,
             sources=[AudioSource(type="file", channels=[0], source=str(path))],
             sampling_rate=SAMPLE_RATE,
-            num_samples=round(duration * SAMPLE_RATE),
-            duration=duration,
+            num_samples=round((utterance.offset + duration) * SAMPLE_RATE),
+            duration=utterance.offset + duration,
         )
     supervision = SupervisionSegment(
         id=utterance.id,
@@ -129,7 +130,7 @@ def _make_cut(utterance: Utterance) -> MonoCut:
     )
     return MonoCut(
         id=utterance.id,
-        start=0,
+        start=utterance.offset,
         duration=duration,
         channel=0,
         supervisions=[supervision],

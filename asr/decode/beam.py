@@ -85,12 +85,21 @@ def _advance(model: Transformer, beam: Beam, scorer: CTCPrefixScorer | None, opt
     log_probs, state = model.decoder.step(newest, beam.decoder)
     attention = beam.attention[:, :, None] + log_probs.double()
     score = attention * (1 - options.ctc_weight) + options.length_bonus * step
+    dead = (beam.score <= NEVER)[:, :, None]
     if scorer is not None:
-        score = score + options.ctc_weight * scorer.score(beam.ctc)
-    score = torch.where(beam.score[:, :, None] <= NEVER, NEVER, score)
-    beam = _end(beam, score[:, :, EOS], step)
-    score[:, :, [BLANK, SOS, EOS]] = NEVER
+        prefix = scorer.score(beam.ctc)
+        score = score + options.ctc_weight * prefix
+        dead = dead | (prefix <= NEVER / 2)
+    score = score.masked_fill(dead, NEVER)
+    score[:, :, BLANK] = NEVER
+    score[:, :, SOS] = NEVER
+    ended = score[:, :, EOS].clone()
+    score[:, :, EOS] = NEVER
     score = torch.where((step < beam.limit)[:, None, None], score + options.length_bonus, NEVER)
+    # a hypothesis ends only where that is among the W best ways to go on: otherwise every prefix would be a candidate,
+    # and a short one could win; a beam of one is greedy search
+    worst = torch.cat([score.flatten(1), ended], dim=1).topk(W, dim=1).values[:, -1:]
+    beam = _end(beam, ended.masked_fill(ended < worst, 2 * NEVER), step)
     best, index = score.flatten(1).topk(W, dim=1)
     parents, tokens = index // score.shape[2], index % score.shape[2]
     rows = (torch.arange(B, device=parents.device)[:, None] * W + parents).flatten()
@@ -141,4 +150,4 @@ def _collect(beam: Beam, which: Tensor, options: DecodeOptions, found: list[list
             Hypothesis(row[:size], score)
             for row, size, score in zip(tokens, lens, scores, strict=True)
             if score > NEVER
-        ]
+        ] or [Hypothesis([], NEVER)]

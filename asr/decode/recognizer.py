@@ -21,7 +21,7 @@ from asr.resources import resource
 Recording = str | os.PathLike | np.ndarray
 
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
-BATCHES_AHEAD = 16  # as many batches of pieces are read before they are sorted by length and decoded
+BATCHES_AHEAD = 16  # at most as many batches of pieces are read before they are sorted by length and decoded
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,16 @@ class Recognizer:
         What cannot be read gives a transcript with an error. `progress` is told the seconds decoded."""
         waiting: list[_Job] = []
         pieces: list[tuple[_Job, Piece]] = []
-        seconds = 0.0
+        seconds, ahead = 0.0, 1  # the first transcripts come soon, the later ones in well-sorted batches
         for job, piece in self._read(recordings):
             if not waiting or waiting[-1] is not job:
                 waiting.append(job)
             if piece is not None:
                 pieces.append((job, piece))
                 seconds += len(piece.samples) / self.rate
-            if seconds >= BATCHES_AHEAD * self.batch_seconds:
+            if seconds >= ahead * self.batch_seconds:
                 self._decode(pieces, progress)
-                pieces, seconds = [], 0.0
+                pieces, seconds, ahead = [], 0.0, min(2 * ahead, BATCHES_AHEAD)
                 while waiting and waiting[0].is_read:
                     yield waiting.pop(0).transcript()
         self._decode(pieces, progress)
@@ -114,7 +114,7 @@ class Recognizer:
 
     def _pieces(self, recording: Recording) -> Iterator[Piece]:
         if self.takes_matrices:
-            matrix = recording if isinstance(recording, np.ndarray) else read_matrix(recording)
+            matrix = recording.astype(np.float32) if isinstance(recording, np.ndarray) else read_matrix(recording)
             width = self.model.front_end.config.dim
             if matrix.ndim != 2 or matrix.shape[1] != width:
                 raise AudioError(f"{_name(recording)}: this model reads matrices (T, {width}), not {matrix.shape}")
@@ -123,6 +123,8 @@ class Recognizer:
         if isinstance(recording, np.ndarray):
             if recording.ndim != 1:
                 raise AudioError(f"{_name(recording)}: this model hears samples (N,), not {recording.shape}")
+            if not np.issubdtype(recording.dtype, np.floating) or not np.isfinite(recording).all():
+                raise AudioError(f"{_name(recording)}: samples are finite floats in [-1, 1], not {recording.dtype}")
             blocks = iter([recording.astype(np.float32)])
         else:
             blocks = stream_audio(recording)

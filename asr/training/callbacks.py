@@ -8,6 +8,7 @@ import time
 import lightning as L
 import torch
 
+from asr.text.tokenizer import SOS
 from asr.training.module import SpeechTraining
 
 logger = logging.getLogger(__name__)
@@ -39,9 +40,10 @@ class EpochLine(L.Callback):
 class Samples(L.Callback):
     """Sample transcripts and the last decoder layer's attention on the first dev utterance, in TensorBoard."""
 
+    batch = None
+
     def on_validation_batch_end(self, trainer, module: SpeechTraining, outputs, batch, batch_idx, dataloader_idx=0):
-        if batch is not None and batch_idx == 0:
-            self.batch = batch
+        self.batch = self.batch or batch
 
     def on_validation_end(self, trainer: L.Trainer, module: SpeechTraining) -> None:
         if trainer.sanity_checking or trainer.logger is None or not trainer.is_global_zero:
@@ -50,7 +52,8 @@ class Samples(L.Callback):
         pairs = list(zip(module.references, module.hypotheses, strict=True))[-SHOWN:]
         text = "\n\n".join(f"**said** {said}  \n**heard** {heard}" for said, heard in pairs)
         board.add_text("dev/transcripts", text, trainer.global_step)
-        board.add_figure("dev/attention", self._picture(module), trainer.global_step)
+        if self.batch:
+            board.add_figure("dev/attention", self._picture(module), trainer.global_step)
 
     @torch.inference_mode()
     def _picture(self, module: SpeechTraining):
@@ -61,7 +64,7 @@ class Samples(L.Callback):
         memory, memory_lens = model.transformer.encoder(X, X_lens)
         weights: list[torch.Tensor] = []
         Y = batch.Y[:1, : batch.Y_lens[0]]
-        model.transformer.decoder(torch.nn.functional.pad(Y, (1, 0), value=2), memory, memory_lens, weights)
+        model.transformer.decoder(torch.nn.functional.pad(Y, (1, 0), value=SOS), memory, memory_lens, weights)
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.add_subplot(xlabel="encoder frame", ylabel="character", title=batch.texts[0][:80])
         axes.imshow(weights[-1][0].mean(dim=0).float().cpu(), aspect="auto", origin="lower")

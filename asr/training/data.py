@@ -12,13 +12,14 @@ import lightning as L
 import torch
 from lhotse import CutSet
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
+from lhotse.dataset.sampling.base import CutSampler
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from asr.audio.augment import change_speed
 from asr.audio.reading import SAMPLE_RATE
-from asr.corpus import Skipped, iterate, open_corpus
+from asr.corpus import MATRIX_FRAMES_PER_SECOND, Skipped, iterate, open_corpus
 from asr.model.speech_model import SpeechModel
 from asr.text.normalizer import get_normalizer
 from asr.text.tokenizer import Tokenizer
@@ -91,10 +92,13 @@ class SpeechData(L.LightningDataModule):
         return self._loader(self._train_sampler(), self.config.speeds)
 
     def batches_per_epoch(self) -> int:
-        """How many batches the first epoch has on this process; later epochs differ by a few."""
-        return sum(1 for _ in self._train_sampler())
+        """How many batches the first epoch has, over all processes; later epochs differ by a few."""
+        return sum(1 for _ in self._train_sampler(world_size=1, rank=0))
 
-    def _train_sampler(self) -> DynamicBucketingSampler:
+    def _train_sampler(self, **ranks: int) -> CutSampler:
+        if len(self.train_cuts) < 10:  # too few for buckets
+            limit = self.config.batch_seconds
+            return SimpleCutSampler(self.train_cuts, max_duration=limit, shuffle=True, seed=self.seed, **ranks)
         # 30 buckets leave 3 % of the frames to padding; in small sets each bucket keeps about two batches
         buckets = int(min(30, max(2, self.train_seconds / self.config.batch_seconds / 2)))
         with warnings.catch_warnings():
@@ -105,6 +109,7 @@ class SpeechData(L.LightningDataModule):
                 num_buckets=buckets,
                 shuffle=True,
                 seed=self.seed,
+                **ranks,
             )
 
     def val_dataloader(self) -> DataLoader:
@@ -153,7 +158,7 @@ def _trainable(cuts: CutSet, config: DataConfig, model: SpeechModel) -> CutSet:
         labels = model.tokenizer.encode(cut.supervisions[0].text)
         needed = len(labels) + sum(a == b for a, b in pairwise(labels))
         if cut.recording is None:
-            frames = torch.tensor(round(cut.duration * 100))
+            frames = torch.tensor(round(cut.duration * MATRIX_FRAMES_PER_SECOND))
         else:
             frames = model.front_end.output_lens(torch.tensor(int(cut.duration / max(config.speeds) * SAMPLE_RATE)))
         memory = int(model.transformer.encoder.subsampling.output_lens(frames))

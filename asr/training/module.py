@@ -29,9 +29,9 @@ class SpeechTraining(L.LightningModule):
         self.references: list[str] = []
         self.hypotheses: list[str] = []
 
-    def training_step(self, batch: Batch | None) -> torch.Tensor | None:
-        if batch is None:
-            return None
+    def training_step(self, batch: Batch | None) -> torch.Tensor:
+        if batch is None:  # nothing of it could be read; the other ranks wait for gradients all the same
+            return 0.0 * sum(parameter.sum() for parameter in self.parameters())
         X, X_lens = self.model.front_end(batch.inputs, batch.lens)
         X = self.spec_augment(X, X_lens)
         output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens)
@@ -56,12 +56,10 @@ class SpeechTraining(L.LightningModule):
         self.references, self.hypotheses = [], []
 
     def on_validation_epoch_end(self) -> None:
-        if not self.references:
-            return
         errors = word_errors(self.references, self.hypotheses)
         counts = torch.tensor([errors.rate * errors.total, errors.total], dtype=torch.double, device=self.device)
         counts = self.trainer.strategy.reduce(counts, reduce_op="sum")
-        self.log("dev/wer", (counts[0] / counts[1]).float())
+        self.log("dev/wer", torch.where(counts[1] > 0, counts[0] / counts[1], torch.inf).float())
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Lightning's own clipping refuses fused optimisers, for the sake of float16's loss scale, which bf16 has not

@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from asr.audio.features import RunningStatistics
 from asr.corpus import iterate
 from asr.model.speech_model import SpeechModel
-from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer
+from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer, load_tokenizer
 from asr.training.averaging import average_checkpoints
 from asr.training.callbacks import EpochLine, Samples
 from asr.training.config import TokenizerConfig, TrainConfig
@@ -43,7 +43,10 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     L.seed_everything(config.seed, workers=True, verbose=False)
     _keep_freed_memory()
     data = SpeechData(config.data, config.seed)
-    model = build_model(config, data)
+    tokenizer = load_tokenizer(out) if last.exists() else build_tokenizer(config.tokenizer, data.texts())
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(out)
+    model = build_model(config, tokenizer)
     data.fit_to(model)
     trainer, updates = _trainer(config, data, out)
     if not last.exists():
@@ -59,19 +62,20 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     model.load_state_dict(average_checkpoints([path for path, _ in best]))
     wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]
     folder = out / "model"
-    model.save(folder)
+    if trainer.is_global_zero:
+        model.save(folder)
     logger.info("dev WER %.2f %% (average of %d checkpoints); the model is in %s", wer, len(best), folder)
     return folder, wer
 
 
-def build_model(config: TrainConfig, data: SpeechData) -> SpeechModel:
-    """A new model for the data: the tokenizer is trained on its transcripts."""
-    tokenizer = build_tokenizer(config.tokenizer, data.texts())
+def build_model(config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
+    """A new model that writes with `tokenizer`."""
     shape = replace(config.model, vocab_size=len(tokenizer), input_dim=config.features.dim)
     return SpeechModel(config.features, shape, tokenizer, config.data.normalizer)
 
 
 def build_tokenizer(config: TokenizerConfig, texts: list[str]) -> Tokenizer:
+    """A tokenizer of the kind asked for, trained on normalised transcripts."""
     if config.kind == "char":
         return CharTokenizer.train(texts)
     return BPETokenizer.train(texts, config.vocab_size)
@@ -124,7 +128,7 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
     devices = trainer.world_size
     accumulate = max(1, round(config.data.global_batch_seconds / (config.data.batch_seconds * devices)))
     trainer.accumulate_grad_batches = accumulate
-    return trainer, config.epochs * math.ceil(data.batches_per_epoch() / accumulate)
+    return trainer, config.epochs * math.ceil(data.batches_per_epoch() / devices / accumulate)
 
 
 def _keep_freed_memory() -> None:
@@ -140,5 +144,5 @@ def _precision(wanted: str) -> str:
     if wanted != "auto":
         return wanted
     if torch.cuda.is_available():
-        return "bf16-mixed" if torch.cuda.is_bf16_supported() else "32-true"
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     return "bf16-mixed" if torch.cpu._is_avx512_bf16_supported() else "32-true"

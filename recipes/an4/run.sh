@@ -27,8 +27,8 @@ if [ "$stage" -le 1 ] && [ "$stop_stage" -ge 1 ]; then
   else
     echo "run.sh: --data '$data' holds neither etc/an4_train.fileids nor an4.train.tar" >&2; exit 2
   fi
-  python -m asr.corpus prepare "$train" --wav "$cuts/wav" --out "$cuts/all.jsonl.gz"
-  python -m asr.corpus prepare "$test" --wav "$cuts/wav" --out "$cuts/test.jsonl.gz"
+  python -m asr.corpus prepare "$train" --wav "$cuts/wav/train" --out "$cuts/all.jsonl.gz"
+  python -m asr.corpus prepare "$test" --wav "$cuts/wav/test" --out "$cuts/test.jsonl.gz"
   python -m asr.corpus split "$cuts/all.jsonl.gz" --speakers 5 --out "$cuts/dev.jsonl.gz" --rest "$cuts/train.jsonl.gz"
 fi
 

@@ -143,6 +143,8 @@ def test_what_breaks_after_the_header_is_left_out_when_it_is_read(tmp_path, tone
     [
         ("m.jsonl", '{"audio_filepath": "a.wav"}', "line 1: no text"),
         ("m.jsonl", "{oops", "line 1: not JSON"),
+        ("m.jsonl", "[]", "line 1: not a JSON object"),
+        ("m.jsonl", '{"audio_filepath": "a.wav", "text": "a", "duration": "long"}', "line 1: duration is no number"),
         ("m.tar", "oops", "not an uncompressed tar"),
         ("m.docx", "oops", "not a corpus"),
     ],
@@ -165,6 +167,36 @@ def test_two_utterances_of_one_name_are_refused(tmp_path, tone):
     (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}] * 2))
     with pytest.raises(ValueError, match="two utterances are called a"):
         open_corpus(tmp_path / "m.jsonl")
+
+
+def test_utterances_of_one_name_in_two_corpora_are_refused(tmp_path, tone):
+    for name in "ab":
+        write(tmp_path / name / "1.wav", tone(1.0))
+        (tmp_path / name / "1.txt").write_text(name)
+    with pytest.raises(ValueError, match="are called 1"):
+        open_corpus([tmp_path / "a", tmp_path / "b"])
+
+
+def test_an_offset_is_where_the_utterance_begins(tmp_path, tone):
+    write(tmp_path / "a.wav", np.concatenate([tone(1.0, 300), tone(1.0, 900)]))
+    entry = {"audio_filepath": "a.wav", "text": "second", "offset": 1.0, "duration": 1.0}
+    (tmp_path / "m.jsonl").write_text(manifest([entry]))
+    sound = read_cut(open_corpus(tmp_path / "m.jsonl")[0])
+    assert len(sound) == SAMPLE_RATE
+    assert np.abs(sound - tone(1.0, 900)).max() < 1e-3
+
+
+def test_decoded_sound_stays_inside_its_folder(tmp_path, tone, monkeypatch):
+    write(tmp_path / "a.wav", tone(1.0))
+    for name, inside in (("/abs/a", True), ("../a", False)):
+        (tmp_path / "m.jsonl").write_text(manifest([{"id": name, "audio_filepath": "a.wav", "text": "one"}]))
+        arguments = ("prepare", tmp_path / "m.jsonl", "--out", tmp_path / "c.jsonl.gz", "--wav", tmp_path / "wav")
+        if inside:
+            run(*arguments, monkeypatch=monkeypatch)
+            assert (tmp_path / "wav" / "abs" / "a.wav").is_file()
+        else:
+            with pytest.raises(SystemExit):
+                run(*arguments, monkeypatch=monkeypatch)
 
 
 def run(*arguments, monkeypatch) -> None:

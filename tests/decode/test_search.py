@@ -30,6 +30,8 @@ def score(model: Transformer, memory, tokens: list[int], ctc_weight: float) -> f
     lens = torch.tensor([memory.shape[1]])
     log_probs = model.decoder(torch.tensor([[SOS, *tokens]]), memory, lens)[0]
     attention = sum(log_probs[i, token].item() for i, token in enumerate([*tokens, EOS]))
+    if not ctc_weight:
+        return attention
     ctc = model.ctc_log_probs(memory).transpose(0, 1).double()
     labels = torch.tensor([tokens], dtype=torch.long)
     loss = torch.nn.functional.ctc_loss(ctc, labels, lens, torch.tensor([len(tokens)]), reduction="sum")
@@ -86,8 +88,19 @@ def test_greedy_takes_the_likeliest_token_at_each_step(transformer):
         if tokens[-1] == EOS:
             break
     found = search_memory(transformer, memory, lens, DecodeOptions("greedy"))[0][0]
-    # a hypothesis may also end earlier, where that scores better than going on
-    assert found.tokens == [t for t in tokens if t != EOS][: len(found.tokens)]
+    assert found.tokens == [t for t in tokens if t != EOS]
+
+
+def test_what_ctc_cannot_align_is_not_found(transformer):
+    found = search(transformer, X[:1, :11], torch.tensor([11]), DecodeOptions(beam_size=40, nbest=40))[0]
+    assert all(h.score > -1e4 for h in found)
+    assert [4, 4] not in [h.tokens for h in found]  # two frames have no room for the blank between
+
+
+def test_a_model_that_diverged_gives_the_empty_hypothesis(transformer):
+    with torch.no_grad():
+        transformer.decoder.output.bias.fill_(torch.nan)
+    assert [best[0].tokens for best in search(transformer, X, X_LENS, DecodeOptions())] == [[], [], []]
 
 
 def test_a_hypothesis_is_never_longer_than_the_memory(transformer):
@@ -101,7 +114,7 @@ def test_a_hypothesis_is_never_longer_than_the_memory(transformer):
 def test_a_length_bonus_lengthens(transformer):
     lengths = [
         [len(best[0].tokens) for best in search(transformer, X, X_LENS, DecodeOptions(length_bonus=bonus))]
-        for bonus in (-2.0, 0.0, 3.0)
+        for bonus in (0.0, 1.0, 3.0)
     ]
     assert sum(lengths[0]) < sum(lengths[1]) < sum(lengths[2])
 
