@@ -51,11 +51,11 @@ class CTCPrefixScorer:
 
     def __init__(self, ctc_log_probs: Tensor, lens: Tensor):
         """`ctc_log_probs (B, M, V)`, `lens (B,)`."""
-        self.log_probs = ctc_log_probs.double()
+        log_probs = ctc_log_probs.double()
         inside = torch.arange(ctc_log_probs.shape[1], device=lens.device) < lens[:, None]
-        self.probs = self.log_probs.exp() * inside[:, :, None]
+        self.probs = log_probs.exp() * inside[:, :, None]
         # cumulative log-probabilities of each label, from 0 before the first frame: (B, M + 1, V)
-        self.cumulative = torch.nn.functional.pad(self.log_probs.cumsum(dim=1), (0, 0, 1, 0))
+        self.cumulative = torch.nn.functional.pad(log_probs.cumsum(dim=1), (0, 0, 1, 0))
         self.lens = lens
 
     def start(self, width: int) -> PrefixState:
@@ -105,6 +105,6 @@ class CTCPrefixScorer:
 
     def select_utterances(self, utterances: Tensor) -> CTCPrefixScorer:
         other = object.__new__(CTCPrefixScorer)
-        for name in ("log_probs", "probs", "cumulative", "lens"):
+        for name in ("probs", "cumulative", "lens"):
             setattr(other, name, getattr(self, name).index_select(0, utterances))
         return other
