@@ -10,6 +10,7 @@ from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
 from asr.model.config import ModelConfig
 from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +43,7 @@ def tiny_config() -> ModelConfig:
 @pytest.fixture
 def tiny_model(tiny_config) -> SpeechModel:
     """Random weights, 28 letters."""
-    return SpeechModel(FeatureConfig(), tiny_config, CharTokenizer(LETTERS)).eval()
+    return SpeechModel(FeatureConfig(), Transformer(tiny_config), CharTokenizer(LETTERS)).eval()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lhotse import CutSet
+from lhotse import CutSet, MonoCut
 
 from asr.corpus.an4 import read_an4
 from asr.corpus.folder import read_folder
@@ -38,7 +38,13 @@ def open_corpus(path: str | Path | Sequence[str | Path]) -> CutSet:
     if path.name.endswith(".jsonl.gz"):
         if not path.is_file():
             raise ValueError(f"{path}: no such file")
-        return CutSet.from_file(path).to_eager()
+        cuts = CutSet.from_file(path).to_eager()
+        for cut in cuts:
+            if not isinstance(cut, MonoCut) or len(cut.supervisions) != 1:
+                raise ValueError(
+                    f"{path}: {cut.id} is not one channel with one supervision (lhotse: trim_to_supervisions)"
+                )
+        return cuts
     return make_cuts(_utterances(path), str(path))
 
 

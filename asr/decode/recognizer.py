@@ -104,20 +104,20 @@ class Recognizer:
         for recording in recordings:
             job = _Job(_name(recording))
             try:
-                for piece in self._pieces(recording):
-                    job.duration = max(job.duration, piece.start + len(piece.samples) / self.rate)
+                for piece in self._pieces(recording, job):
                     yield job, piece
             except AudioError as error:
                 job.error = str(error)
             job.is_read = True
             yield job, None
 
-    def _pieces(self, recording: Recording) -> Iterator[Piece]:
+    def _pieces(self, recording: Recording, job: _Job) -> Iterator[Piece]:
         if self.takes_matrices:
             matrix = recording.astype(np.float32) if isinstance(recording, np.ndarray) else read_matrix(recording)
             width = self.model.front_end.config.dim
             if matrix.ndim != 2 or matrix.shape[1] != width:
                 raise AudioError(f"{_name(recording)}: this model reads matrices (T, {width}), not {matrix.shape}")
+            job.duration = len(matrix) / self.rate
             yield Piece(0.0, matrix)
             return
         if isinstance(recording, np.ndarray):
@@ -128,7 +128,12 @@ class Recognizer:
             blocks = iter([recording.astype(np.float32)])
         else:
             blocks = stream_audio(recording)
-        yield from cut_at_pauses(blocks)
+        yield from cut_at_pauses(self._timed(blocks, job))
+
+    def _timed(self, blocks: Iterator[np.ndarray], job: _Job) -> Iterator[np.ndarray]:
+        for block in blocks:
+            job.duration += len(block) / self.rate
+            yield block
 
     def _decode(self, pieces: list[tuple[_Job, Piece]], progress: Callable[[float], None] | None) -> None:
         pieces = sorted(pieces, key=lambda item: -len(item[1].samples))

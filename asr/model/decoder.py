@@ -64,7 +64,12 @@ class Decoder(nn.Module):
             start_near_identity(self.layers)
         self.output = nn.Linear(config.d_model, config.vocab_size)
         nn.init.zeros_(self.output.bias)
-        if config.tie_output:
+        self.tie_output()
+
+    def tie_output(self) -> None:
+        """Makes the output layer's weights the embedding's where they shall be; moving to another device by
+        `to_empty` unties them."""
+        if self.config.tie_output:
             self.output.weight = self.embedding.weight
 
     def forward(self, Y_in: Tensor, memory: Tensor, memory_lens: Tensor, weights: list[Tensor] | None = None) -> Tensor:

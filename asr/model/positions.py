@@ -33,7 +33,7 @@ class Positions(nn.Module):
             self.table = nn.Embedding(config.max_positions, config.d_model)
             nn.init.normal_(self.table.weight, std=0.02)
         elif self.kind == "sinusoidal":
-            self.register_buffer("cached", sinusoids(1000, config.d_model), persistent=False)
+            self.cached = torch.empty(0, config.d_model)  # no buffer: each process may have computed another length
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         """`x (B, L, D)` at positions from `offset`. Raises ValueError past the end of a learned table."""
@@ -44,8 +44,8 @@ class Positions(nn.Module):
                 raise ValueError(f"{end} positions are more than model.max_positions={self.table.num_embeddings}")
             x = x + self.table.weight[offset:end]
         elif self.kind == "sinusoidal":
-            if end > len(self.cached):
-                self.cached = sinusoids(2 * end, x.shape[2], device=x.device)
+            if end > len(self.cached) or self.cached.device != x.device:
+                self.cached = sinusoids(max(1000, 2 * end), x.shape[2], device=x.device)
             x = x + self.cached[offset:end]
         return self.dropout(x)
 

@@ -31,10 +31,12 @@ class ModelError(ValueError):
 class SpeechModel(nn.Module):
     """Sound `(B, N)` (or matrices `(B, T, d)`) and tokens to posteriors, with all that text needs around it."""
 
-    def __init__(self, features: FeatureConfig, config: ModelConfig, tokenizer: Tokenizer, normalizer: str = "english"):
+    def __init__(
+        self, features: FeatureConfig, transformer: Transformer, tokenizer: Tokenizer, normalizer: str = "english"
+    ):
         super().__init__()
         self.front_end = FrontEnd(features)
-        self.transformer = Transformer(config)
+        self.transformer = transformer
         self.tokenizer = tokenizer
         self.normalizer_name = normalizer
         self.normalize = get_normalizer(normalizer)
@@ -75,7 +77,10 @@ class SpeechModel(nn.Module):
             description = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             features = FeatureConfig(**description["features"])
             config = ModelConfig.from_dict(description["model"])
-            model = cls(features, config, load_tokenizer(folder), description["normalizer"])
+            with torch.device("meta"):  # start values would only be overwritten
+                transformer = Transformer(config)
+            transformer.to_empty(device="cpu").decoder.tie_output()
+            model = cls(features, transformer, load_tokenizer(folder), description["normalizer"])
             tensors = load_file(folder / WEIGHTS)
             if config.tie_output:
                 tensors[TIED] = tensors["transformer.decoder.embedding.weight"]

@@ -29,6 +29,10 @@ class SpeechTraining(L.LightningModule):
         self.references: list[str] = []
         self.hypotheses: list[str] = []
 
+    def on_train_epoch_start(self) -> None:
+        if self.trainer.current_epoch == self.trainer.max_epochs - 1:  # whatever validate_every, the last one counts
+            self.trainer.check_val_every_n_epoch = 1
+
     def training_step(self, batch: Batch | None) -> torch.Tensor:
         if batch is None:  # nothing of it could be read; the other ranks wait for gradients all the same
             return 0.0 * sum(parameter.sum() for parameter in self.parameters())
@@ -71,7 +75,9 @@ class SpeechTraining(L.LightningModule):
         decayed = [p for p in self.parameters() if p.ndim > 1]
         rest = [p for p in self.parameters() if p.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=tuple(settings.betas), fused=True)
+        # a fused optimiser takes float16's loss scale out of the gradients itself: too late for the clipping above
+        fused = self.trainer.precision != "16-mixed"
+        optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=tuple(settings.betas), fused=fused)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, settings, self.updates))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

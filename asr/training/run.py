@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from asr.audio.features import RunningStatistics
 from asr.corpus import iterate
 from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
 from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer, load_tokenizer
 from asr.training.averaging import average_checkpoints
 from asr.training.callbacks import EpochLine, Samples
@@ -71,7 +72,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
 def build_model(config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
     """A new model that writes with `tokenizer`."""
     shape = replace(config.model, vocab_size=len(tokenizer), input_dim=config.features.dim)
-    return SpeechModel(config.features, shape, tokenizer, config.data.normalizer)
+    return SpeechModel(config.features, Transformer(shape), tokenizer, config.data.normalizer)
 
 
 def build_tokenizer(config: TokenizerConfig, texts: list[str]) -> Tokenizer:
@@ -115,7 +116,7 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
         callbacks.append(RichProgressBar())
     trainer = L.Trainer(
         max_epochs=config.epochs,
-        check_val_every_n_epoch=min(config.validate_every, config.epochs),
+        check_val_every_n_epoch=config.validate_every,
         precision=_precision(config.precision),
         callbacks=callbacks,
         logger=TensorBoardLogger(out, name="tensorboard", version=""),

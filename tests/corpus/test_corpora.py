@@ -5,6 +5,7 @@ import tarfile
 import numpy as np
 import pytest
 import soundfile
+from lhotse import CutSet
 
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import iterate, open_corpus, read_cut
@@ -175,6 +176,16 @@ def test_utterances_of_one_name_in_two_corpora_are_refused(tmp_path, tone):
         (tmp_path / name / "1.txt").write_text(name)
     with pytest.raises(ValueError, match="are called 1"):
         open_corpus([tmp_path / "a", tmp_path / "b"])
+
+
+def test_cuts_made_elsewhere_must_be_single_utterances(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
+    cut = open_corpus(tmp_path / "m.jsonl")[0]
+    cut.supervisions *= 2
+    CutSet.from_cuts([cut]).to_file(tmp_path / "two.jsonl.gz")
+    with pytest.raises(ValueError, match="a is not one channel with one supervision"):
+        open_corpus(tmp_path / "two.jsonl.gz")
 
 
 def test_an_offset_is_where_the_utterance_begins(tmp_path, tone):

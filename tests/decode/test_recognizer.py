@@ -27,6 +27,11 @@ def test_files_and_arrays_give_the_same_transcript(recognizer, tmp_path):
     assert len(from_file.segments[0].nbest) == 2
 
 
+def test_the_duration_is_that_of_the_recording_pauses_included(recognizer):
+    sound = np.concatenate([noise(3), np.zeros(30 * SAMPLE_RATE, np.float32)])
+    assert recognizer.transcribe(sound).duration == 33.0
+
+
 def test_transcripts_come_in_order_and_do_not_depend_on_the_batch(recognizer):
     sounds = [noise(s, seed=i) for i, s in enumerate([3, 1, 7, 0.5, 2, 2, 4, 1, 6, 3] * 3)]
     together = list(recognizer.transcribe_all(sounds))

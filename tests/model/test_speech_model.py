@@ -17,6 +17,13 @@ def test_a_model_travels_in_a_folder(tiny_model, tmp_path):
     assert loaded.normalizer_name == "english"
 
 
+def test_a_loaded_model_can_be_trained_on(tiny_model, tmp_path):
+    tiny_model.save(tmp_path)
+    loaded = SpeechModel.load(tmp_path)
+    assert [p.shape for p in loaded.parameters()] == [p.shape for p in tiny_model.parameters()]  # the output stays tied
+    assert all(p.requires_grad and p.device.type == "cpu" for p in loaded.parameters())
+
+
 def test_half_precision_on_disk_is_half_the_size(tiny_model, tmp_path):
     tiny_model.save(tmp_path / "full")
     tiny_model.save(tmp_path / "half", torch.float16)

@@ -95,6 +95,12 @@ def test_what_a_training_leaves_behind(trained):
     assert list((out / "tensorboard").glob("events.*"))
 
 
+def test_the_last_epoch_is_validated_whatever_the_interval(corpus, tmp_path):
+    train(options(corpus, tmp_path / "exp", "epochs=3", "validate_every=2"))
+    kept = (tmp_path / "exp" / "checkpoints").glob("0*.ckpt")
+    assert sorted(path.name[:3] for path in kept) == ["001", "002"]
+
+
 def test_the_same_seed_gives_the_same_numbers(corpus, tmp_path):
     weights = []
     for name in "ab":
