@@ -53,7 +53,7 @@ def beam_search(
                 kept = running.nonzero()[:, 0]
                 if not len(kept):
                     return found
-                beam = _select(beam, kept, options.beam_size)
+                beam = _select(beam, kept)
                 scorer = scorer and scorer.select_utterances(kept)
     _collect(beam, torch.ones_like(beam.ids, dtype=torch.bool), options, found)
     return found
@@ -80,7 +80,7 @@ def _start(
 
 
 def _advance(model: Transformer, beam: Beam, scorer: CTCPrefixScorer | None, options: DecodeOptions, step: int) -> Beam:
-    B, W = beam.score.shape
+    W = beam.score.shape[1]
     newest = beam.tokens[:, :, -1] if step else torch.full_like(beam.ended_lens, SOS)
     log_probs, state = model.decoder.step(newest, beam.decoder)
     attention = beam.attention[:, :, None] + log_probs.double()
@@ -102,14 +102,13 @@ def _advance(model: Transformer, beam: Beam, scorer: CTCPrefixScorer | None, opt
     beam = _end(beam, ended.masked_fill(ended < worst, 2 * NEVER), step)
     best, index = score.flatten(1).topk(W, dim=1)
     parents, tokens = index // score.shape[2], index % score.shape[2]
-    rows = (torch.arange(B, device=parents.device)[:, None] * W + parents).flatten()
     prefixes = beam.tokens.gather(1, parents[:, :, None].expand(-1, -1, step))
     return replace(
         beam,
         tokens=torch.cat([prefixes, tokens[:, :, None]], dim=2),
         attention=attention.flatten(1).gather(1, index),
         score=best,
-        decoder=state.select_rows(rows),
+        decoder=state.reorder(parents),
         ctc=scorer and scorer.advance(beam.ctc, parents, tokens),
     )
 
@@ -135,11 +134,11 @@ def _done(beam: Beam, options: DecodeOptions, step: int) -> Tensor:
     return (beam.score[:, 0] + to_come < beam.ended_score[:, options.nbest - 1]) | (beam.score[:, 0] <= NEVER)
 
 
-def _select(beam: Beam, utterances: Tensor, width: int) -> Beam:
+def _select(beam: Beam, utterances: Tensor) -> Beam:
     names = ("ids", "tokens", "attention", "score", "ended_tokens", "ended_lens", "ended_score", "limit")
     chosen = {name: getattr(beam, name).index_select(0, utterances) for name in names}
     ctc = beam.ctc and PrefixState(*(x.index_select(0, utterances) for x in vars(beam.ctc).values()))
-    return Beam(**chosen, decoder=beam.decoder.select_utterances(utterances, width), ctc=ctc)
+    return Beam(**chosen, decoder=beam.decoder.select(utterances), ctc=ctc)
 
 
 def _collect(beam: Beam, which: Tensor, options: DecodeOptions, found: list[list[Hypothesis]]) -> None:

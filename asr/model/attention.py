@@ -78,10 +78,23 @@ class MultiHeadAttention(nn.Module):
         Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
         return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
 
-    def project(self, x: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        """Keys `(B, H, L, d_k)` and values `(B, H, L, d_v)` of `x (B, L, D)`, at positions from `offset` (rotary)."""
+    def step(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Tensor | None, position: int) -> Tensor:
+        """Self-attention of the newest position alone: W hypotheses an utterance, `x (B, W, D)`, at `position`.
+
+        Their keys and values are written into `past (B, H, capacity·W, d)` at slots from `position`·W; `mask
+        (B, 1, W, (position + 1)·W)` tells which slots a hypothesis does not see."""
+        W = x.shape[1]
+        start, end = position * W, (position + 1) * W
+        positions = torch.full((W,), position, device=x.device) if self.rotary else None
+        for cache, new in zip(past, self.project(x, positions), strict=True):
+            cache[:, :, start:end] = new
+        K, V = (cache[:, :, :end] for cache in past)
+        return self.attend(x, K, V, mask, positions)
+
+    def project(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Keys `(B, H, L, d_k)` and values `(B, H, L, d_v)` of `x (B, L, D)`; `positions (L,)` as in `rotate`."""
         K, V = self._split(self.key(x)), self._split(self.value(x))
-        return (rotate(K, offset) if self.rotary else K), V
+        return (rotate(K, positions) if self.rotary else K), V
 
     def attend(
         self,
@@ -89,13 +102,13 @@ class MultiHeadAttention(nn.Module):
         K: Tensor,
         V: Tensor,
         mask: Tensor | None = None,
-        offset: int = 0,
+        positions: Tensor | None = None,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """`query (B, L_q, D)`, at positions from `offset`, over projected keys and values -> `(B, L_q, D)`."""
+        """`query (B, L_q, D)` over projected keys and values -> `(B, L_q, D)`; `positions (L_q,)` as in `rotate`."""
         Q = self._split(self.query(query))
         if self.rotary:
-            Q = rotate(Q, offset)
+            Q = rotate(Q, positions)
         if weights is None:
             heads = scaled_dot_product_attention(Q, K, V, mask, self.dropout)
         else:

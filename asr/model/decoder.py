@@ -8,45 +8,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
+from asr.model.cache import AttentionCache
 from asr.model.config import ModelConfig
 from asr.model.layers import TransformerDecoderLayer, start_near_identity
 from asr.model.masks import causal_mask, length_mask
 from asr.model.positions import Positions
 
-GROWTH = 64  # positions by which the caches grow
-
 
 @dataclass(frozen=True)
 class DecoderState:
-    """All that decoding remembers between two steps. B utterances with W hypotheses each are B·W rows."""
+    """All that decoding remembers between two steps of B utterances with W hypotheses each."""
 
-    past: list[tuple[Tensor, Tensor]]  # per layer: keys, values (B·W, H, capacity, d)
+    past: AttentionCache
     cross: list[tuple[Tensor, Tensor]]  # per layer: the memory's keys, values (B, H, M, d)
     memory_mask: Tensor  # (B, 1, 1, M)
-    position: int  # how many positions of `past` are filled
 
-    def select_rows(self, rows: Tensor) -> DecoderState:
-        """The state whose hypothesis i goes on from hypothesis `rows[i]`; utterances stay where they are."""
-        return replace(self, past=[(K.index_select(0, rows), V.index_select(0, rows)) for K, V in self.past])
+    def reorder(self, parents: Tensor) -> DecoderState:
+        """The state in which hypothesis w of an utterance goes on from hypothesis `parents[b, w]`, `(B, W)`."""
+        return replace(self, past=self.past.reorder(parents))
 
-    def select_utterances(self, utterances: Tensor, width: int) -> DecoderState:
-        """The state of some utterances, `width` hypotheses each."""
-        rows = (utterances[:, None] * width + torch.arange(width, device=utterances.device)).flatten()
-        return replace(
-            self.select_rows(rows),
-            cross=[(K.index_select(0, utterances), V.index_select(0, utterances)) for K, V in self.cross],
-            memory_mask=self.memory_mask.index_select(0, utterances),
+    def select(self, utterances: Tensor) -> DecoderState:
+        """The state of some of the utterances."""
+        return DecoderState(
+            self.past.select(utterances),
+            [(K.index_select(0, utterances), V.index_select(0, utterances)) for K, V in self.cross],
+            self.memory_mask.index_select(0, utterances),
         )
-
-    def with_room(self) -> DecoderState:
-        """The state with room for one more position."""
-        if self.position < self.past[0][0].shape[2]:
-            return self
-        pad = (0, 0, 0, GROWTH)
-        return replace(self, past=[(nn.functional.pad(K, pad), nn.functional.pad(V, pad)) for K, V in self.past])
 
 
 class Decoder(nn.Module):
@@ -85,22 +74,18 @@ class Decoder(nn.Module):
 
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:
         """The state before the first step, `width` hypotheses an utterance; the memory is projected once, here."""
-        rows = memory.shape[0] * width
-        H, config = self.config.num_heads, self.config
-        past = [
-            (memory.new_zeros(rows, H, GROWTH, config.key_dim), memory.new_zeros(rows, H, GROWTH, config.value_dim))
-            for _ in self.layers
-        ]
+        past = AttentionCache.empty(self.config, len(self.layers), memory, width)
         cross = [layer.cross_attention.project(memory) for layer in self.layers]
-        return DecoderState(past, cross, length_mask(memory_lens, memory.shape[1]), 0)
+        return DecoderState(past, cross, length_mask(memory_lens, memory.shape[1]))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Log-posteriors `(B, W, V)` of the token after `tokens (B, W)`, each the newest of its hypothesis."""
-        state = state.with_room()
-        x = self.positions(self.embedding(tokens.flatten())[:, None], state.position).view(*tokens.shape, -1)
-        for layer, past, cross in zip(self.layers, state.past, state.cross, strict=True):
-            x = layer.step(x, past, cross, state.memory_mask, state.position)
-        return self._log_posteriors(x), replace(state, position=state.position + 1)
+        position = state.past.position
+        past, mask = state.past.next_position()
+        x = self.positions(self.embedding(tokens.flatten())[:, None], position).view(*tokens.shape, -1)
+        for layer, layer_past, cross in zip(self.layers, past.layers, state.cross, strict=True):
+            x = layer.step(x, layer_past, mask, position, cross, state.memory_mask)
+        return self._log_posteriors(x), replace(state, past=past)
 
     def _log_posteriors(self, x: Tensor) -> Tensor:
         return self.output(self.norm(x)).float().log_softmax(dim=-1)

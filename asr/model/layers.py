@@ -143,21 +143,18 @@ class TransformerDecoderLayer(nn.Module):
         return self.ffn_residual(x, self.ffn)
 
     def step(
-        self, x: Tensor, past: tuple[Tensor, Tensor], cross: tuple[Tensor, Tensor], memory_mask: Tensor, offset: int
+        self,
+        x: Tensor,
+        past: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        position: int,
+        cross: tuple[Tensor, Tensor],
+        memory_mask: Tensor,
     ) -> Tensor:
-        """One position of all hypotheses: `x (B, W, D)` at position `offset`, W hypotheses an utterance.
-
-        `past` are the self-attention's keys and values `(B·W, H, L, d)` with room at `offset`, where this position is
-        written; `cross` are the memory's, `(B, H, M, d)`: the W hypotheses are so many queries to them."""
-
-        def attend_to_past(y: Tensor) -> Tensor:
-            row = y.flatten(0, 1).unsqueeze(1)
-            for cache, new in zip(past, self.self_attention.project(row, offset), strict=True):
-                cache[:, :, offset] = new[:, :, 0]
-            K, V = (cache[:, :, : offset + 1] for cache in past)
-            return self.self_attention.attend(row, K, V, offset=offset).view_as(y)
-
-        x = self.self_attention_residual(x, attend_to_past)
+        """The newest position of W hypotheses an utterance, `x (B, W, D)`; `past`, `mask` and `position` as in
+        `MultiHeadAttention.step`; `cross` are the memory's keys and values `(B, H, M, d)`: the W hypotheses are so many
+        queries to them."""
+        x = self.self_attention_residual(x, lambda y: self.self_attention.step(y, past, mask, position))
         x = self.cross_attention_residual(x, lambda y: self.cross_attention.attend(y, *cross, mask=memory_mask))
         return self.ffn_residual(x, self.ffn)
 

@@ -50,11 +50,15 @@ class Positions(nn.Module):
         return self.dropout(x)
 
 
-def rotate(x: Tensor, offset: int = 0) -> Tensor:
-    """Turns pair i of `x (B, H, L, d_k)` by pos / 10000^(2i/d_k): Q Kᵀ then depends on distances alone."""
+def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Turns pair i of `x (B, H, L, d_k)` by pos / 10000^(2i/d_k): Q Kᵀ then depends on distances alone.
+
+    `positions (L,)` None: 0 to L - 1."""
     half = x.shape[-1] // 2
     rate = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angle = torch.arange(offset, offset + x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * rate
+    if positions is None:
+        positions = torch.arange(x.shape[-2], device=x.device)
+    angle = positions[:, None] * rate
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
