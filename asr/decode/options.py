@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-STRATEGIES = ("beam", "greedy", "ctc")
+STRATEGIES = ("beam", "rescore", "ctc", "greedy")
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
     """Options of a search; checked here and nowhere else."""
 
-    strategy: str = "beam"  # beam; greedy: the likeliest next token by attention alone; ctc: the likeliest CTC path
+    # beam: attention, CTC and language model together, token by token; rescore: the n-best of CTC (and language model),
+    # then the decoder once over all of them; ctc: without the decoder, beam_size 1 takes the likeliest path;
+    # greedy: the likeliest next token by attention alone
+    strategy: str = "beam"
     beam_size: int = 10  # hypotheses kept at each step, per utterance
     ctc_weight: float = 0.3  # share of the CTC prefix score; the attention has the rest
+    lm_weight: float = 0.3  # of the language model's log-probability, added; where there is a language model
     length_bonus: float = 0.0  # added to the score for each token
+    max_repeats: int = 8  # times that a block of tokens may stand in a row: a loop ends there
+    ctc_window: int = 0  # encoder frames around its place in time in which a hypothesis is scored by CTC; 0: all
     nbest: int = 1  # hypotheses returned per utterance; at most the beam size
 
     def __post_init__(self):
@@ -24,7 +30,13 @@ class DecodeOptions:
             raise ValueError(f"beam_size must be at least 1, not {self.beam_size}")
         if not 0 <= self.ctc_weight <= 1:
             raise ValueError(f"ctc_weight must lie in [0, 1], not {self.ctc_weight}")
-        if not 1 <= self.nbest <= (self.beam_size if self.strategy == "beam" else 1):
+        if self.lm_weight < 0:
+            raise ValueError(f"lm_weight must not be negative, not {self.lm_weight}")
+        if self.max_repeats < 2:
+            raise ValueError(f"max_repeats must be at least 2, not {self.max_repeats}")
+        if self.ctc_window < 0:
+            raise ValueError(f"ctc_window must be positive, or 0 for all frames, not {self.ctc_window}")
+        if not 1 <= self.nbest <= (1 if self.strategy == "greedy" else self.beam_size):
             raise ValueError(f"nbest must lie between 1 and the beam size, not {self.nbest}")
 
 
@@ -34,3 +46,4 @@ class Hypothesis:
 
     tokens: list[int]  # without start and end
     score: float  # log-probability by the weighted scorers, plus the length bonus
+    token_scores: list[float] = field(default_factory=list)  # what each token added to the score

@@ -38,16 +38,16 @@ class DecoderState:
         )
 
 
-class Decoder(nn.Module):
-    """Tokens and memory to log-posteriors of the next token."""
+class TokenStack(nn.Module):
+    """What a decoder and a language model share: embedding, positions, a stack of layers, output layer."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, layer: type[nn.Module]):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
         self.positions = Positions(config)
-        self.layers = nn.ModuleList(TransformerDecoderLayer(config) for _ in range(config.decoder_layers))
+        self.layers = nn.ModuleList(layer(config) for _ in range(config.decoder_layers))
         self.norm = nn.LayerNorm(config.d_model) if config.norm_first else nn.Identity()
         if config.norm_first:
             start_near_identity(self.layers)
@@ -61,16 +61,35 @@ class Decoder(nn.Module):
         if self.config.tie_output:
             self.output.weight = self.embedding.weight
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Whole sequences `(B, T')` -> `(B, T', D)`."""
+        return self.positions(self.embedding(tokens))
+
+    def embed_newest(self, tokens: Tensor, position: int) -> Tensor:
+        """The newest token of each hypothesis, `(B, W)`, all at `position` -> `(B, W, D)`."""
+        return self.positions(self.embedding(tokens.flatten())[:, None], position).view(*tokens.shape, -1)
+
+    def log_posteriors(self, x: Tensor) -> Tensor:
+        """`(..., D)` -> `(..., V)`, float32."""
+        return self.output(self.norm(x)).float().log_softmax(dim=-1)
+
+
+class Decoder(TokenStack):
+    """Tokens and memory to log-posteriors of the next token."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config, TransformerDecoderLayer)
+
     def forward(self, Y_in: Tensor, memory: Tensor, memory_lens: Tensor, weights: list[Tensor] | None = None) -> Tensor:
         """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32.
 
         `weights` collects each layer's attention to the memory `(B, H, T', M)`."""
         mask = causal_mask(Y_in.shape[1], Y_in.device)
         memory_mask = length_mask(memory_lens, memory.shape[1])
-        x = self.positions(self.embedding(Y_in))
+        x = self.embed(Y_in)
         for layer in self.layers:
             x = layer(x, memory, mask, memory_mask, weights)
-        return self._log_posteriors(x)
+        return self.log_posteriors(x)
 
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:
         """The state before the first step, `width` hypotheses an utterance; the memory is projected once, here."""
@@ -82,10 +101,7 @@ class Decoder(nn.Module):
         """Log-posteriors `(B, W, V)` of the token after `tokens (B, W)`, each the newest of its hypothesis."""
         position = state.past.position
         past, mask = state.past.next_position()
-        x = self.positions(self.embedding(tokens.flatten())[:, None], position).view(*tokens.shape, -1)
+        x = self.embed_newest(tokens, position)
         for layer, layer_past, cross in zip(self.layers, past.layers, state.cross, strict=True):
             x = layer.step(x, layer_past, mask, position, cross, state.memory_mask)
-        return self._log_posteriors(x), replace(state, past=past)
-
-    def _log_posteriors(self, x: Tensor) -> Tensor:
-        return self.output(self.norm(x)).float().log_softmax(dim=-1)
+        return self.log_posteriors(x), replace(state, past=past)

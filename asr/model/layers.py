@@ -60,6 +60,11 @@ class TransformerEncoderLayer(nn.Module):
         x = self.attention_residual(x, lambda y: self.attention(y, y, mask, weights))
         return self.ffn_residual(x, self.ffn)
 
+    def step(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Tensor | None, position: int) -> Tensor:
+        """The newest position of W hypotheses, as in `MultiHeadAttention.step`: the layer of a language model."""
+        x = self.attention_residual(x, lambda y: self.attention.step(y, past, mask, position))
+        return self.ffn_residual(x, self.ffn)
+
 
 class ConvolutionModule(nn.Module):
     """Pointwise conv, GLU, depthwise conv, norm, SiLU, pointwise conv (Gulati et al. 2020, section 2.2).

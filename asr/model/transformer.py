@@ -19,6 +19,7 @@ class Output(NamedTuple):
     lens: Tensor  # (B,)
     ctc_log_probs: Tensor  # (B, M, V)
     memory_lens: Tensor  # (B,)
+    intermediate: tuple[Tensor, ...] = ()  # CTC log-posteriors (B, M, V) from encoder layers below the last
 
 
 class Transformer(nn.Module):
@@ -31,12 +32,18 @@ class Transformer(nn.Module):
         self.ctc = nn.Linear(config.d_model, config.vocab_size)
         self.decoder = Decoder(config)
 
-    def forward(self, X: Tensor, X_lens: Tensor, Y: Tensor, Y_lens: Tensor) -> Output:
-        """X `(B, T, d)`, X_lens `(B,)`; Y `(B, U)` without start and end, Y_lens `(B,)`; padding may hold any id."""
-        memory, memory_lens = self.encoder(X, X_lens)
+    def forward(self, X: Tensor, X_lens: Tensor, Y: Tensor, Y_lens: Tensor, intermediate: int = 0) -> Output:
+        """X `(B, T, d)`, X_lens `(B,)`; Y `(B, U)` without start and end, Y_lens `(B,)`; padding may hold any id.
+
+        `intermediate`: from how many layers below the encoder's last, evenly spaced, CTC is predicted too."""
+        outputs: list[Tensor] = []
+        memory, memory_lens = self.encoder(X, X_lens, outputs=outputs if intermediate else None)
+        depth = self.config.encoder_layers
+        chosen = [depth * i // (intermediate + 1) for i in range(1, intermediate + 1)]
         Y_in = nn.functional.pad(Y, (1, 0), value=SOS)
         log_probs = self.decoder(Y_in, memory, memory_lens)
-        return Output(log_probs, Y_lens + 1, self.ctc_log_probs(memory), memory_lens)
+        between = tuple(self.ctc_log_probs(outputs[layer - 1]) for layer in chosen if layer > 0)
+        return Output(log_probs, Y_lens + 1, self.ctc_log_probs(memory), memory_lens, between)
 
     def ctc_log_probs(self, memory: Tensor) -> Tensor:
         """CTC log-posteriors `(B, M, V)` of `memory (B, M, D)`, float32."""

@@ -55,12 +55,16 @@ class TokenizerConfig:
 class LossConfig:
     """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy of the decoder."""
 
-    ctc_weight: float = 0.3
+    ctc_weight: float = 0.4
+    intermediate_ctc: int = 3  # encoder layers below the last, evenly spaced, that predict by CTC too
+    intermediate_weight: float = 0.5  # their share of the CTC loss
     label_smoothing: float = 0.1
 
     def __post_init__(self):
         if not 0 <= self.ctc_weight <= 1 or not 0 <= self.label_smoothing < 1:
             raise ValueError("loss.ctc_weight lies in [0, 1], loss.label_smoothing in [0, 1)")
+        if self.intermediate_ctc < 0 or not 0 <= self.intermediate_weight < 1:
+            raise ValueError("loss.intermediate_ctc must not be negative, loss.intermediate_weight lies in [0, 1)")
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""The joint loss: CTC beside attention (Kim et al. 2017), with label smoothing (Szegedy et al. 2016)."""
+"""The joint loss: CTC beside attention (Kim et al. 2017), with label smoothing (Szegedy et al. 2016) and CTC from
+encoder layers in between (Lee & Watanabe 2021), without which deep encoders stay for long on CTC's plateau of blanks."""
 
 from __future__ import annotations
 
@@ -40,17 +41,23 @@ def smoothed_cross_entropy(log_probs: Tensor, labels: Tensor, smoothing: float) 
 
 
 def joint_loss(output: Output, Y: Tensor, Y_lens: Tensor, config: LossConfig) -> Losses:
-    """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by its tokens."""
+    """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by its tokens.
+
+    Where there are intermediate predictions, their mean loss is `intermediate_weight` of CTC's part."""
     tokens = output.lens.sum()
     attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens), config.label_smoothing) / tokens
-    ctc = torch.nn.functional.ctc_loss(
-        output.ctc_log_probs.transpose(0, 1),
-        Y,
-        output.memory_lens,
-        Y_lens,
-        blank=BLANK,
-        reduction="sum",
-        zero_infinity=True,
-    )
-    ctc = ctc / tokens
-    return Losses(config.ctc_weight * ctc + (1 - config.ctc_weight) * attention, ctc.detach(), attention.detach())
+    ctc = every_ctc = ctc_loss(output.ctc_log_probs, output.memory_lens, Y, Y_lens) / tokens
+    if output.intermediate:
+        between = [ctc_loss(log_probs, output.memory_lens, Y, Y_lens) / tokens for log_probs in output.intermediate]
+        w = config.intermediate_weight
+        every_ctc = (1 - w) * ctc + w * sum(between) / len(between)
+    total = config.ctc_weight * every_ctc + (1 - config.ctc_weight) * attention
+    return Losses(total, ctc.detach(), attention.detach())
+
+
+def ctc_loss(log_probs: Tensor, lens: Tensor, Y: Tensor, Y_lens: Tensor) -> Tensor:
+    """Sum over the batch of -log P(Y) by CTC; `log_probs (B, M, V)`, `lens (B,)`, Y `(B, U)`, Y_lens `(B,)`.
+
+    What cannot be aligned has no loss."""
+    frames_first = log_probs.transpose(0, 1)
+    return torch.nn.functional.ctc_loss(frames_first, Y, lens, Y_lens, blank=BLANK, reduction="sum", zero_infinity=True)

@@ -38,7 +38,8 @@ class SpeechTraining(L.LightningModule):
             return 0.0 * sum(parameter.sum() for parameter in self.parameters())
         X, X_lens = self.model.front_end(batch.inputs, batch.lens)
         X = self.spec_augment(X, X_lens)
-        output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens)
+        intermediate = self.config.loss.intermediate_ctc
+        output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens, intermediate)
         losses = joint_loss(output, batch.Y, batch.Y_lens, self.config.loss)
         values = {f"train/{name}": value for name, value in losses._asdict().items()}
         self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))

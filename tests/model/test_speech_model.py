@@ -3,7 +3,8 @@ import json
 import pytest
 import torch
 
-from asr.model.speech_model import ModelError, SpeechModel
+from asr.model.folder import ModelError
+from asr.model.speech_model import SpeechModel
 
 
 def test_a_model_travels_in_a_folder(tiny_model, tmp_path):
@@ -11,7 +12,7 @@ def test_a_model_travels_in_a_folder(tiny_model, tmp_path):
     tiny_model.save(tmp_path)
     loaded = SpeechModel.load(tmp_path)
     inputs = (torch.randn(1, 16_000), torch.tensor([16_000]), torch.randint(4, 32, (1, 5)), torch.tensor([5]))
-    for ours, theirs in zip(tiny_model(*inputs), loaded(*inputs), strict=True):
+    for ours, theirs in zip(tiny_model(*inputs)[:4], loaded(*inputs)[:4], strict=True):
         assert torch.equal(ours, theirs)
     assert loaded.tokenizer.characters == tiny_model.tokenizer.characters
     assert loaded.normalizer_name == "english"

@@ -17,7 +17,7 @@ CHOICES = [
 
 def model(**changes) -> Transformer:
     settings = {"d_model": 32, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2, "ffn_dim": 64}
-    return Transformer(ModelConfig(**settings, subsampling_channels=4, **changes)).eval()
+    return Transformer(ModelConfig(subsampling_channels=4, **(settings | changes))).eval()
 
 
 def batch(*X_lens: int):
@@ -90,6 +90,19 @@ def test_hypotheses_that_change_places_keep_their_own_past(changes):
         for w in range(3):
             whole = transformer.decoder(Y_in[:, w], memory, lens)
             torch.testing.assert_close(log_probs[:, w], whole[:, -1], atol=1e-5, rtol=0)
+
+
+def test_intermediate_ctc_reads_layers_below_the_last():
+    transformer = model(encoder_layers=4)
+    X, X_lens, Y, Y_lens = batch(90, 70)
+    out = transformer(X, X_lens, Y, Y_lens, intermediate=3)
+    assert len(out.intermediate) == 3
+    outputs = []
+    transformer.encoder(X, X_lens, outputs=outputs)
+    for i, log_probs in enumerate(out.intermediate):
+        torch.testing.assert_close(log_probs, transformer.ctc_log_probs(outputs[i]))
+    torch.testing.assert_close(out.ctc_log_probs, transformer.ctc_log_probs(outputs[3]))
+    assert transformer(X, X_lens, Y, Y_lens).intermediate == ()
 
 
 def test_every_parameter_learns():

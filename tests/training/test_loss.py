@@ -33,6 +33,15 @@ def test_the_joint_loss_weighs_its_parts():
     assert parts.total.item() == pytest.approx(0.3 * parts.ctc.item() + 0.7 * parts.attention.item())
 
 
+def test_intermediate_predictions_have_their_share_of_ctc():
+    out, Y, Y_lens = output()
+    others = tuple(torch.randn(2, 12, 9).log_softmax(-1) for _ in range(2))
+    config = LossConfig(ctc_weight=1.0, intermediate_weight=0.4)
+    alone = [joint_loss(out._replace(ctc_log_probs=x), Y, Y_lens, config).ctc.item() for x in others]
+    losses = joint_loss(out._replace(intermediate=others), Y, Y_lens, config)
+    assert losses.total.item() == pytest.approx(0.6 * losses.ctc.item() + 0.4 * sum(alone) / 2)
+
+
 def test_padding_has_no_loss():
     out, Y, Y_lens = output()
     other = out._replace(log_probs=out.log_probs.clone(), ctc_log_probs=out.ctc_log_probs.clone())

@@ -1,0 +1,47 @@
+"""A guard against loops: attention that lost its place says the same thing again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LONGEST_PERIOD = 32  # tokens of a block whose repetition is noticed
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """For each hypothesis and period p: how many of its last tokens equal the token p before them."""
+
+    recent: Tensor  # (B, W, P) the last P tokens, newest first; -1 before the first
+    runs: Tensor  # (B, W, P)
+
+    @classmethod
+    def start(cls, B: int, W: int, device: torch.device) -> Repetition:
+        recent = torch.full((B, W, LONGEST_PERIOD), -1, device=device)
+        return cls(recent, torch.zeros_like(recent))
+
+    def loops(self, max_repeats: int) -> Tensor:
+        """Which periods `(B, W, P)` have their block `max_repeats` times in a row; the next token of such a loop would
+        be that of `recent`."""
+        period = torch.arange(1, LONGEST_PERIOD + 1, device=self.runs.device)
+        return self.runs >= period * (max_repeats - 1)
+
+    def forbid(self, scores: Tensor, max_repeats: int, value: float) -> Tensor:
+        """`scores (B, W, V)` in which no token goes on with a loop: there they are `value`."""
+        looping = self.loops(max_repeats)
+        token = self.recent.clamp(min=0)
+        banned = torch.zeros_like(scores, dtype=torch.int8).scatter_add_(2, token, looping.to(torch.int8))
+        return scores.masked_fill(banned > 0, value)
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> Repetition:
+        """Hypotheses `parents (B, W)` followed by `tokens (B, W)`."""
+        index = parents[:, :, None].expand_as(self.recent)
+        recent, runs = self.recent.gather(1, index), self.runs.gather(1, index)
+        newest = tokens[:, :, None]
+        runs = torch.where(recent == newest, runs + 1, 0)
+        return Repetition(torch.cat([newest, recent[:, :, :-1]], dim=2), runs)
+
+    def select(self, utterances: Tensor) -> Repetition:
+        return Repetition(self.recent.index_select(0, utterances), self.runs.index_select(0, utterances))

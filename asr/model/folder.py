@@ -1,0 +1,57 @@
+"""The folder that a model lives in: `model.safetensors` and `config.json`. Nothing in it is ever unpickled."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+class ModelError(ValueError):
+    """A folder that holds no model that this version can read; the message names the folder."""
+
+
+def write_folder(folder: str | Path, module: nn.Module, description: dict[str, Any], dtype: torch.dtype) -> None:
+    """Writes the weights of `module`, each shared tensor once, parameters in `dtype`, and the description."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=True)}
+    shared = {name for name, _ in module.named_parameters(remove_duplicate=False)} - parameters
+    tensors = {
+        name: tensor.to(dtype if name in parameters else tensor.dtype).contiguous().cpu()
+        for name, tensor in module.state_dict().items()
+        if name not in shared
+    }
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def read_folder(folder: str | Path) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """The description and the weights of a folder; whatever proves wrong with them inside the block is a ModelError."""
+    folder = Path(folder)
+    try:
+        yield json.loads((folder / CONFIG).read_text(encoding="utf-8")), load_file(folder / WEIGHTS)
+    except FileNotFoundError as error:
+        missing = Path(error.filename or folder).name
+        raise ModelError(f"{folder}: not a model folder ({missing} is missing)") from None
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{folder}: not a model that this version reads ({str(error).splitlines()[0]})") from None
+
+
+def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copies stored weights into `module`; a tensor that it holds under several names is stored under the first."""
+    first = {parameter: name for name, parameter in module.named_parameters()}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if name not in weights and first[parameter] in weights:
+            weights[name] = weights[first[parameter]]
+    module.load_state_dict(weights)

@@ -1,0 +1,74 @@
+"""A language model over the recogniser's tokens: a decoder without a memory (Vaswani et al. 2017; Radford et al. 2018).
+
+Its folder is like a recogniser's: `model.safetensors`, `config.json` and the tokenizer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from asr.model.cache import AttentionCache
+from asr.model.config import ModelConfig
+from asr.model.decoder import TokenStack
+from asr.model.folder import load_weights, read_folder, write_folder
+from asr.model.layers import TransformerEncoderLayer
+from asr.model.masks import causal_mask
+from asr.text.tokenizer import Tokenizer, load_tokenizer
+
+
+class LanguageModel(TokenStack):
+    """Tokens to log-posteriors of the next token. Of the configuration it has the decoder's depth."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config, TransformerEncoderLayer)
+
+    def forward(self, Y_in: Tensor) -> Tensor:
+        """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32."""
+        mask = causal_mask(Y_in.shape[1], Y_in.device)
+        x = self.embed(Y_in)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.log_posteriors(x)
+
+    def start(self, like: Tensor, width: int) -> AttentionCache:
+        """The cache before the first step, for as many utterances as `like (B, ...)` has, `width` hypotheses each."""
+        return AttentionCache.empty(self.config, len(self.layers), like, width)
+
+    def step(self, tokens: Tensor, cache: AttentionCache) -> tuple[Tensor, AttentionCache]:
+        """Log-posteriors `(B, W, V)` of the token after `tokens (B, W)`, each the newest of its hypothesis."""
+        position = cache.position
+        cache, mask = cache.next_position()
+        x = self.embed_newest(tokens, position)
+        for layer, past in zip(self.layers, cache.layers, strict=True):
+            x = layer.step(x, past, mask, position)
+        return self.log_posteriors(x), cache
+
+
+class TextModel(nn.Module):
+    """A language model with its tokenizer, and the folder they live in."""
+
+    def __init__(self, transformer: LanguageModel, tokenizer: Tokenizer, normalizer: str = "english"):
+        super().__init__()
+        self.transformer = transformer
+        self.tokenizer = tokenizer
+        self.normalizer_name = normalizer
+
+    def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+        """Writes the model folder; `dtype` is that of the weights on disk."""
+        description = {"language_model": self.transformer.config.to_dict(), "normalizer": self.normalizer_name}
+        write_folder(folder, self.transformer, description, dtype)
+        self.tokenizer.save(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> TextModel:
+        """The language model of a folder, in float32 and evaluation mode. Raises ModelError for what is none."""
+        with read_folder(folder) as (description, weights):
+            with torch.device("meta"):
+                transformer = LanguageModel(ModelConfig.from_dict(description["language_model"]))
+            transformer.to_empty(device="cpu").tie_output()
+            model = cls(transformer, load_tokenizer(folder), description["normalizer"])
+            load_weights(transformer, weights)
+        return model.to(device).eval()
