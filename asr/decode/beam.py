@@ -1,4 +1,4 @@
-"""Beam search over attention and CTC together (Hori et al. 2017), for a batch of utterances at once.
+"""Beam search over attention, CTC and a language model together (Hori et al. 2017), for a batch of utterances at once.
 
 B utterances × W hypotheses advance in step: one pass of the decoder with caches, one matrix product for the CTC prefix
 scores of the whole vocabulary, one top-k. A hypothesis that ends moves to a table of the W best ended ones. Its
@@ -7,14 +7,17 @@ utterance is done when no running hypothesis can overtake that table; done utter
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from asr.decode.ctc import NEVER, CTCPrefixScorer, PrefixState
 from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.repetition import Repetition
+from asr.model.cache import AttentionCache
 from asr.model.decoder import DecoderState
+from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import BLANK, EOS, SOS
 
@@ -22,131 +25,168 @@ CHECK_EVERY = 8  # steps between two looks at who is done: each is a host-device
 
 
 @dataclass(frozen=True)
-class Beam:
-    """Everything about the running and the ended hypotheses of B utterances."""
+class Running:
+    """The hypotheses of B utterances that may still grow, W each."""
 
-    ids: Tensor  # (B,) places of the utterances in the batch
-    tokens: Tensor  # (B, W, steps) of the running hypotheses
-    attention: Tensor  # (B, W) log-probability by the decoder
-    score: Tensor  # (B, W) of the running hypotheses
-    ended_tokens: Tensor  # (B, W, most)
-    ended_lens: Tensor  # (B, W)
-    ended_score: Tensor  # (B, W), best first
-    limit: Tensor  # (B,) most tokens a hypothesis may have
-    decoder: DecoderState
+    tokens: Tensor  # (B, W, steps)
+    scores: Tensor  # (B, W, steps) after each token
+    additive: Tensor  # (B, W) the part of the score that is a sum over tokens: decoder, language model, bonus
+    repetition: Repetition
+    decoder: DecoderState | None
     ctc: PrefixState | None
+    lm: AttentionCache | None
 
 
-def beam_search(
-    model: Transformer, memory: Tensor, memory_lens: Tensor, options: DecodeOptions
-) -> list[list[Hypothesis]]:
-    """The `options.nbest` best hypotheses of each utterance, best first; memory `(B, M, D)`, memory_lens `(B,)`."""
-    scorer = CTCPrefixScorer(model.ctc_log_probs(memory), memory_lens) if options.ctc_weight else None
-    beam = _start(model, memory, memory_lens, scorer, options)
-    found: list[list[Hypothesis]] = [[] for _ in range(len(memory))]
-    for step in range(int(memory_lens.max()) + 1):
-        beam = _advance(model, beam, scorer, options, step)
-        if step % CHECK_EVERY == CHECK_EVERY - 1:
-            running = ~_done(beam, options, step + 1)
-            if not running.all():
-                _collect(beam, ~running, options, found)
-                kept = running.nonzero()[:, 0]
-                if not len(kept):
-                    return found
-                beam = _select(beam, kept)
-                scorer = scorer and scorer.select_utterances(kept)
-    _collect(beam, torch.ones_like(beam.ids, dtype=torch.bool), options, found)
-    return found
+@dataclass(frozen=True)
+class Ended:
+    """The W best ended hypotheses of B utterances, best first."""
+
+    tokens: Tensor  # (B, W, most)
+    scores: Tensor  # (B, W, most) after each token
+    lens: Tensor  # (B, W)
+    score: Tensor  # (B, W)
 
 
-def _start(
-    model: Transformer, memory: Tensor, lens: Tensor, scorer: CTCPrefixScorer | None, options: DecodeOptions
-) -> Beam:
-    B, W, most = len(memory), options.beam_size, int(lens.max())
-    score = memory.new_full((B, W), NEVER, dtype=torch.double)
-    score[:, 0] = 0.0  # all hypotheses are alike at first: one is enough
-    return Beam(
-        ids=torch.arange(B, device=memory.device),
-        tokens=lens.new_zeros(B, W, 0),
-        attention=torch.zeros_like(score),
-        score=score,
-        ended_tokens=lens.new_zeros(B, W, most),
-        ended_lens=lens.new_zeros(B, W),
-        ended_score=torch.full_like(score, 2 * NEVER),
-        limit=lens,
-        decoder=model.decoder.start(memory, lens, W),
-        ctc=scorer and scorer.start(W),
-    )
+class BeamSearch:
+    """One search over one batch. Where CTC has the whole weight the decoder does not run."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        memory: Tensor,
+        memory_lens: Tensor,
+        options: DecodeOptions,
+        language_model: LanguageModel | None = None,
+    ):
+        self.options = options
+        self.most = int(memory_lens.max())  # tokens of a hypothesis; each utterance's own limit is its memory's length
+        self.limit = memory_lens
+        self.decoder = model.decoder if options.ctc_weight < 1 else None
+        self.lm = language_model if options.lm_weight else None
+        ctc_log_probs = model.ctc_log_probs(memory) if options.ctc_weight else None
+        self.ctc = None if ctc_log_probs is None else CTCPrefixScorer(ctc_log_probs, memory_lens, options.ctc_window)
+        self.places = torch.arange(len(memory), device=memory.device)  # of the utterances in the batch
+        self.found: list[list[Hypothesis]] = [[] for _ in range(len(memory))]
+        self.running, self.ended = self._start(memory, memory_lens)
+
+    def run(self) -> list[list[Hypothesis]]:
+        """The `options.nbest` best hypotheses of each utterance, best first."""
+        for step in range(self.most + 1):
+            self._advance(step)
+            if step % CHECK_EVERY == CHECK_EVERY - 1:
+                done = self._done(step + 1)
+                if done.any():
+                    self._collect(done)
+                    if done.all():
+                        return self.found
+                    self._keep((~done).nonzero()[:, 0])
+        self._collect(torch.ones_like(self.places, dtype=torch.bool))
+        return self.found
+
+    def _start(self, memory: Tensor, lens: Tensor) -> tuple[Running, Ended]:
+        B, W = len(memory), self.options.beam_size
+        zero = memory.new_zeros(B, W, dtype=torch.double)
+        running = Running(
+            tokens=lens.new_zeros(B, W, 0),
+            scores=zero.new_zeros(B, W, 0),
+            additive=zero,
+            repetition=Repetition.start(B, W, memory.device),
+            decoder=self.decoder and self.decoder.start(memory, lens, W),
+            ctc=self.ctc and self.ctc.start(W),
+            lm=self.lm and self.lm.start(memory, W),
+        )
+        table = (lens.new_zeros(B, W, self.most), zero.new_zeros(B, W, self.most), lens.new_zeros(B, W))
+        return running, Ended(*table, torch.full_like(zero, 2 * NEVER))
+
+    def _advance(self, step: int) -> None:
+        """One more token for every hypothesis."""
+        now, options = self.running, self.options
+        W = options.beam_size
+        newest = now.tokens[:, :, -1] if step else torch.full_like(self.ended.lens, SOS)
+        additive, decoder, lm = now.additive[:, :, None], None, None
+        if self.decoder is not None:
+            log_probs, decoder = self.decoder.step(newest, now.decoder)
+            additive = additive + log_probs.double() * (1 - options.ctc_weight)
+        if self.lm is not None:
+            log_probs, lm = self.lm.step(newest, now.lm)
+            additive = additive + log_probs.double() * options.lm_weight
+        # all hypotheses are alike at first: one is enough
+        dead = now.scores[:, :, -1] <= NEVER if step else (torch.arange(W, device=newest.device) > 0).expand_as(newest)
+        score, dead = additive, dead[:, :, None]
+        if self.ctc:
+            prefix = self.ctc.score(now.ctc)
+            score, dead = score + options.ctc_weight * prefix, dead | (prefix <= NEVER / 2)
+        score = score.masked_fill(dead, NEVER)
+        score[:, :, [BLANK, SOS]] = NEVER
+        ending = score[:, :, EOS].clone()
+        score[:, :, EOS] = NEVER
+        if step >= options.max_repeats:
+            score = now.repetition.forbid(score, options.max_repeats, NEVER)
+        score = torch.where((step < self.limit)[:, None, None], score + options.length_bonus, NEVER)
+        # a hypothesis ends only where that is among the W best ways to go on: otherwise every prefix would be a
+        # candidate, and a short one could win; a beam of one is greedy search
+        worst = torch.cat([score.flatten(1), ending], dim=1).topk(W, dim=1).values[:, -1:]
+        self._end(ending.masked_fill(ending < worst, 2 * NEVER), step)
+        best, index = score.flatten(1).topk(W, dim=1)
+        parents, tokens = index // score.shape[2], index % score.shape[2]
+        history = parents[:, :, None].expand(-1, -1, step)
+        self.running = Running(
+            tokens=torch.cat([now.tokens.gather(1, history), tokens[:, :, None]], dim=2),
+            scores=torch.cat([now.scores.gather(1, history), best[:, :, None]], dim=2),
+            additive=additive.expand_as(score).flatten(1).gather(1, index) + options.length_bonus,
+            repetition=now.repetition.advance(parents, tokens),
+            decoder=decoder and decoder.reorder(parents),
+            ctc=self.ctc and self.ctc.advance(now.ctc, parents, tokens),
+            lm=lm and lm.reorder(parents),
+        )
+
+    def _end(self, score: Tensor, step: int) -> None:
+        """Enters the running hypotheses as they would end now, `score (B, W)`, into the table of ended ones."""
+        now, ended = self.running, self.ended
+        best, index = torch.cat([ended.score, score], dim=1).topk(score.shape[1], dim=1)
+        room = (0, self.most - step)
+        tokens = torch.cat([ended.tokens, torch.nn.functional.pad(now.tokens, room)], dim=1)
+        scores = torch.cat([ended.scores, torch.nn.functional.pad(now.scores, room)], dim=1)
+        lens = torch.cat([ended.lens, torch.full_like(ended.lens, step)], dim=1)
+        rows = index[:, :, None].expand(-1, -1, self.most)
+        self.ended = Ended(tokens.gather(1, rows), scores.gather(1, rows), lens.gather(1, index), best)
+
+    def _done(self, step: int) -> Tensor:
+        """Which utterances `(B,)` cannot change their n-best any more: log-probabilities only fall."""
+        best = self.running.scores[:, 0, -1]
+        to_come = (self.limit - step).clamp(min=0) * max(self.options.length_bonus, 0.0)
+        return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= NEVER)
+
+    def _keep(self, utterances: Tensor) -> None:
+        """Goes on with some of the utterances."""
+        self.places, self.limit = self.places[utterances], self.limit[utterances]
+        self.ctc = self.ctc and self.ctc.select(utterances)
+        self.running, self.ended = _select(self.running, utterances), _select(self.ended, utterances)
+
+    def _collect(self, which: Tensor) -> None:
+        """Takes the n-best of some utterances `(B,)` out of the table."""
+        n, rows, ended = self.options.nbest, which.nonzero()[:, 0], self.ended
+        columns = (self.places, ended.tokens[:, :n], ended.scores[:, :n], ended.lens[:, :n], ended.score[:, :n])
+        for place, *hypotheses in zip(*(column[rows].tolist() for column in columns), strict=True):
+            self.found[place] = [
+                Hypothesis(tokens[:size], score, _differences(scores[:size]))
+                for tokens, scores, size, score in zip(*hypotheses, strict=True)
+                if score > NEVER
+            ] or [Hypothesis([], NEVER)]
 
 
-def _advance(model: Transformer, beam: Beam, scorer: CTCPrefixScorer | None, options: DecodeOptions, step: int) -> Beam:
-    W = beam.score.shape[1]
-    newest = beam.tokens[:, :, -1] if step else torch.full_like(beam.ended_lens, SOS)
-    log_probs, state = model.decoder.step(newest, beam.decoder)
-    attention = beam.attention[:, :, None] + log_probs.double()
-    score = attention * (1 - options.ctc_weight) + options.length_bonus * step
-    dead = (beam.score <= NEVER)[:, :, None]
-    if scorer is not None:
-        prefix = scorer.score(beam.ctc)
-        score = score + options.ctc_weight * prefix
-        dead = dead | (prefix <= NEVER / 2)
-    score = score.masked_fill(dead, NEVER)
-    score[:, :, BLANK] = NEVER
-    score[:, :, SOS] = NEVER
-    ended = score[:, :, EOS].clone()
-    score[:, :, EOS] = NEVER
-    score = torch.where((step < beam.limit)[:, None, None], score + options.length_bonus, NEVER)
-    # a hypothesis ends only where that is among the W best ways to go on: otherwise every prefix would be a candidate,
-    # and a short one could win; a beam of one is greedy search
-    worst = torch.cat([score.flatten(1), ended], dim=1).topk(W, dim=1).values[:, -1:]
-    beam = _end(beam, ended.masked_fill(ended < worst, 2 * NEVER), step)
-    best, index = score.flatten(1).topk(W, dim=1)
-    parents, tokens = index // score.shape[2], index % score.shape[2]
-    prefixes = beam.tokens.gather(1, parents[:, :, None].expand(-1, -1, step))
-    return replace(
-        beam,
-        tokens=torch.cat([prefixes, tokens[:, :, None]], dim=2),
-        attention=attention.flatten(1).gather(1, index),
-        score=best,
-        decoder=state.reorder(parents),
-        ctc=scorer and scorer.advance(beam.ctc, parents, tokens),
-    )
+def _select(state, utterances: Tensor):
+    """The same dataclass of tensors (and of states that can select) for some of the utterances."""
+    chosen = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, Tensor):
+            value = value.index_select(0, utterances)
+        elif value is not None:
+            value = value.select(utterances)
+        chosen[field.name] = value
+    return replace(state, **chosen)
 
 
-def _end(beam: Beam, score: Tensor, step: int) -> Beam:
-    """Enters the running hypotheses as they would end now, `score (B, W)`, into the table of ended ones."""
-    W = score.shape[1]
-    best, index = torch.cat([beam.ended_score, score], dim=1).topk(W, dim=1)
-    now = torch.nn.functional.pad(beam.tokens, (0, beam.ended_tokens.shape[2] - step))
-    tokens = torch.cat([beam.ended_tokens, now], dim=1)
-    lens = torch.cat([beam.ended_lens, torch.full_like(beam.ended_lens, step)], dim=1)
-    return replace(
-        beam,
-        ended_tokens=tokens.gather(1, index[:, :, None].expand(-1, -1, tokens.shape[2])),
-        ended_lens=lens.gather(1, index),
-        ended_score=best,
-    )
-
-
-def _done(beam: Beam, options: DecodeOptions, step: int) -> Tensor:
-    """Which utterances `(B,)` cannot change their n-best any more: log-probabilities only fall."""
-    to_come = (beam.limit - step).clamp(min=0) * max(options.length_bonus, 0.0)
-    return (beam.score[:, 0] + to_come < beam.ended_score[:, options.nbest - 1]) | (beam.score[:, 0] <= NEVER)
-
-
-def _select(beam: Beam, utterances: Tensor) -> Beam:
-    names = ("ids", "tokens", "attention", "score", "ended_tokens", "ended_lens", "ended_score", "limit")
-    chosen = {name: getattr(beam, name).index_select(0, utterances) for name in names}
-    ctc = beam.ctc and PrefixState(*(x.index_select(0, utterances) for x in vars(beam.ctc).values()))
-    return Beam(**chosen, decoder=beam.decoder.select(utterances), ctc=ctc)
-
-
-def _collect(beam: Beam, which: Tensor, options: DecodeOptions, found: list[list[Hypothesis]]) -> None:
-    n, rows = options.nbest, which.nonzero()[:, 0]
-    table = (beam.ids[rows], beam.ended_tokens[rows, :n], beam.ended_lens[rows, :n], beam.ended_score[rows, :n])
-    for place, tokens, lens, scores in zip(*(column.tolist() for column in table), strict=True):
-        found[place] = [
-            Hypothesis(row[:size], score)
-            for row, size, score in zip(tokens, lens, scores, strict=True)
-            if score > NEVER
-        ] or [Hypothesis([], NEVER)]
+def _differences(sums: list[float]) -> list[float]:
+    return [now - before for now, before in zip(sums, [0.0, *sums], strict=False)]

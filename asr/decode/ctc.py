@@ -16,6 +16,7 @@ from asr.decode.options import Hypothesis
 from asr.text.tokenizer import BLANK, EOS
 
 NEVER = -1e30  # log 0, finite so that differences stay defined
+NEAR = 5.0  # nats below its best by which a hypothesis still counts as standing at a frame
 
 
 def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
@@ -34,25 +35,35 @@ def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
 
 @dataclass(frozen=True)
 class PrefixState:
-    """Forward variables of B × W prefixes: log-probability of the prefix by frame t (t = 0: before the first),
-    its last label at t (`label`) or a blank at t (`blank`), each `(B, W, M + 1)`; the prefix's last token `(B, W)`."""
+    """Forward variables of B × W prefixes within a window of K frames: log-probability of the prefix by frame t (t = 0:
+    before the first), its last label at t (`label`) or a blank at t (`blank`)."""
 
-    label: Tensor
-    blank: Tensor
-    last: Tensor
+    label: Tensor  # (B, W, K + 1)
+    blank: Tensor  # (B, W, K + 1)
+    last: Tensor  # (B, W) the prefix's last token; -1: none
+    start: Tensor  # (B,) the t at which the window begins
 
-    def select(self, parents: Tensor) -> PrefixState:
+    def reorder(self, parents: Tensor) -> PrefixState:
         index = parents[:, :, None].expand(-1, -1, self.label.shape[2])
-        return PrefixState(self.label.gather(1, index), self.blank.gather(1, index), self.last.gather(1, parents))
+        label, blank = self.label.gather(1, index), self.blank.gather(1, index)
+        return PrefixState(label, blank, self.last.gather(1, parents), self.start)
+
+    def select(self, utterances: Tensor) -> PrefixState:
+        return PrefixState(*(x.index_select(0, utterances) for x in vars(self).values()))
 
 
 class CTCPrefixScorer:
-    """Log-probability, by CTC, that the transcript starts with a prefix. Double precision throughout."""
+    """Log-probability, by CTC, that the transcript starts with a prefix. Double precision throughout.
 
-    def __init__(self, ctc_log_probs: Tensor, lens: Tensor):
-        """`ctc_log_probs (B, M, V)`, `lens (B,)`."""
+    Exact where the window is 0 or as wide as the memory. A narrower one follows the hypotheses in time: labels are
+    expected within it alone, what comes after it is taken for blanks where a prefix ends."""
+
+    def __init__(self, ctc_log_probs: Tensor, lens: Tensor, window: int = 0):
+        """`ctc_log_probs (B, M, V)`, `lens (B,)`; `window` in frames."""
+        M = ctc_log_probs.shape[1]
+        self.window = min(window, M) or M
         log_probs = ctc_log_probs.double()
-        inside = torch.arange(ctc_log_probs.shape[1], device=lens.device) < lens[:, None]
+        inside = torch.arange(M, device=lens.device) < lens[:, None]
         self.probs = log_probs.exp() * inside[:, :, None]
         # cumulative log-probabilities of each label, from 0 before the first frame: (B, M + 1, V)
         self.cumulative = torch.nn.functional.pad(log_probs.cumsum(dim=1), (0, 0, 1, 0))
@@ -60,33 +71,77 @@ class CTCPrefixScorer:
 
     def start(self, width: int) -> PrefixState:
         """The state of the empty prefix, `width` times per utterance."""
-        blank = self.cumulative[:, None, :, BLANK].expand(-1, width, -1)
+        start = torch.zeros_like(self.lens)
+        blank = self._along(self.cumulative[:, :, BLANK], start, self.window + 1)[:, None].expand(-1, width, -1)
         last = torch.full(blank.shape[:2], -1, device=blank.device)
-        return PrefixState(torch.full_like(blank, NEVER), blank, last)
+        return self._follow(PrefixState(torch.full_like(blank, NEVER), blank, last, start))
 
     def score(self, state: PrefixState) -> Tensor:
         """Scores `(B, W, V)` of every prefix followed by every token; by `EOS`, that of the prefix as a whole."""
         total = torch.logaddexp(state.label, state.blank)
-        scores = self._expect(total[:, :, :-1])
-        repeat = state.last.clamp(min=0)
+        probs = self._along(self.probs, state.start, self.window)
+        scores = self._log(total[:, :, :-1], lambda weights: weights @ probs)
         # a label that repeats the last one needs a blank between them
-        probs = self.probs.gather(2, repeat[:, None, :].expand(-1, self.probs.shape[1], -1)).transpose(1, 2)
-        repeated = self._log(state.blank[:, :, :-1], lambda weights: (weights * probs).sum(dim=2, keepdim=True))
-        ended = total.gather(2, self.lens[:, None, None].expand(-1, total.shape[1], 1))
+        repeat = state.last.clamp(min=0)
+        of_last = probs.gather(2, repeat[:, None, :].expand(-1, probs.shape[1], -1)).transpose(1, 2)
+        repeated = self._log(state.blank[:, :, :-1], lambda weights: (weights * of_last).sum(dim=2, keepdim=True))
         scores = torch.where((state.last >= 0)[:, :, None], scores.scatter(2, repeat[:, :, None], repeated), scores)
-        scores[:, :, EOS] = ended[:, :, 0]
+        scores[:, :, EOS] = self._ended(total, state.start)
         scores[:, :, BLANK] = NEVER
         return scores
 
     def advance(self, state: PrefixState, parents: Tensor, tokens: Tensor) -> PrefixState:
         """The state of prefixes `parents (B, W)` followed by `tokens (B, W)`, neither blank nor end."""
-        state = state.select(parents)
+        state = state.reorder(parents)
         before = torch.where((tokens == state.last)[:, :, None], state.blank, torch.logaddexp(state.label, state.blank))
-        index = tokens[:, None, :].expand(-1, self.cumulative.shape[1], -1)
-        along_label = self.cumulative.gather(2, index).transpose(1, 2)
-        along_blank = self.cumulative[:, None, :, BLANK]
+        cumulative = self._along(self.cumulative, state.start, self.window + 1)
+        along_label = cumulative.gather(2, tokens[:, None, :].expand(-1, cumulative.shape[1], -1)).transpose(1, 2)
         label = self._recur(before, along_label)
-        return PrefixState(label, self._recur(label, along_blank), tokens)
+        blank = self._recur(label, cumulative[:, None, :, BLANK])
+        return self._follow(PrefixState(label, blank, tokens, state.start))
+
+    def select(self, utterances: Tensor) -> CTCPrefixScorer:
+        """The scorer of some of the utterances."""
+        other = object.__new__(CTCPrefixScorer)
+        other.window = self.window
+        for name in ("probs", "cumulative", "lens"):
+            setattr(other, name, getattr(self, name).index_select(0, utterances))
+        return other
+
+    def _along(self, x: Tensor, start: Tensor, size: int) -> Tensor:
+        """`size` entries over time of `x (B, M or M + 1, ...)` from `start (B,)`."""
+        if self.window == self.probs.shape[1]:
+            return x
+        t = start[:, None] + torch.arange(size, device=start.device)
+        return x[torch.arange(len(x), device=x.device)[:, None], t]
+
+    def _ended(self, total: Tensor, start: Tensor) -> Tensor:
+        """Log-probability `(B, W)` of the prefixes as a whole, from `total (B, W, K + 1)` in the window at `start`."""
+        last = (self.lens - start).clamp(0, self.window)
+        ended = total.gather(2, last[:, None, None].expand(-1, total.shape[1], 1))[:, :, 0]
+        blank = self.cumulative[:, :, BLANK]
+        rest = blank.gather(1, self.lens[:, None]) - blank.gather(1, (start + last)[:, None])
+        return (ended + rest).clamp(min=NEVER)
+
+    def _follow(self, state: PrefixState) -> PrefixState:
+        """Moves the window on to where the hindmost hypothesis stands: it stands at the last frame by which it has lost
+        little of its probability, and a quarter of the window is kept before that."""
+        M, K = self.probs.shape[1], self.window
+        if K == M:
+            return state
+        total = torch.logaddexp(state.label, state.blank)
+        near = total >= total.amax(dim=2, keepdim=True) - NEAR
+        stands = (near * torch.arange(1, K + 2, device=near.device)).amax(dim=2) - 1
+        hindmost = stands.masked_fill(total.amax(dim=2) <= NEVER, K).amin(dim=1)
+        start = torch.minimum(state.start + (hindmost - K // 4).clamp(min=0), (self.lens - K).clamp(min=0))
+        start = torch.maximum(start, state.start)
+        t = (start - state.start)[:, None] + torch.arange(K + 1, device=start.device)
+        known, index = (t <= K)[:, None, :], t.clamp(max=K)[:, None, :].expand_as(state.label)
+        blank = self.cumulative[:, :, BLANK]
+        on = blank.gather(1, (state.start[:, None] + t).clamp(max=M)) - blank.gather(1, state.start[:, None] + K)
+        label = state.label.gather(2, index).where(known, NEVER)
+        later = total[:, :, -1:] + on[:, None, :]
+        return PrefixState(label, state.blank.gather(2, index).where(known, later).clamp(min=NEVER), state.last, start)
 
     @staticmethod
     def _recur(source: Tensor, along: Tensor) -> Tensor:
@@ -94,17 +149,8 @@ class CTCPrefixScorer:
         r = torch.logcumsumexp(source[:, :, :-1] - along[:, :, :-1], dim=2) + along[:, :, 1:]
         return torch.nn.functional.pad(r.clamp(min=NEVER), (1, 0), value=NEVER)
 
-    def _expect(self, log_weights: Tensor) -> Tensor:
-        return self._log(log_weights, lambda weights: weights @ self.probs)
-
     @staticmethod
     def _log(log_weights: Tensor, linear) -> Tensor:
         """log of a function that is linear in exp(log_weights), scaled so that nothing underflows."""
         top = log_weights.amax(dim=2, keepdim=True)
         return (linear((log_weights - top).exp()).log() + top).clamp(min=NEVER)
-
-    def select_utterances(self, utterances: Tensor) -> CTCPrefixScorer:
-        other = object.__new__(CTCPrefixScorer)
-        for name in ("probs", "cumulative", "lens"):
-            setattr(other, name, getattr(self, name).index_select(0, utterances))
-        return other

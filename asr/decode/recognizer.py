@@ -15,6 +15,7 @@ from asr.audio.reading import SAMPLE_RATE, AudioError, read_matrix, stream_audio
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.search import search
 from asr.decode.segments import Piece, cut_at_pauses
+from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.resources import resource
 
@@ -49,11 +50,26 @@ class Transcript:
 class Recognizer:
     """Recordings to transcripts. `asr.load` makes one."""
 
-    def __init__(self, model: SpeechModel, options: DecodeOptions | None = None, batch_seconds: float = 60.0):
-        """`batch_seconds` of sound are decoded at once, padding included."""
+    def __init__(
+        self,
+        model: SpeechModel,
+        options: DecodeOptions | None = None,
+        batch_seconds: float = 60.0,
+        language_model: TextModel | str | os.PathLike | None = None,
+    ):
+        """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder.
+
+        Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
         if batch_seconds <= 0:
             raise ValueError(f"batch_seconds must be positive, not {batch_seconds}")
         self.model = model.eval()
+        self.language_model = None
+        if language_model is not None:
+            if not isinstance(language_model, TextModel):
+                language_model = TextModel.load(language_model, model.device)
+            if language_model.tokenizer != model.tokenizer:
+                raise ValueError("the language model writes other tokens than the model: train it with its tokenizer")
+            self.language_model = language_model.transformer.eval()
         self.options = options or DecodeOptions()
         self.batch_seconds = batch_seconds
         self.takes_matrices = model.front_end.config.kind == "matrix"
@@ -155,7 +171,7 @@ class Recognizer:
         X, X_lens = self.model.front_end(padded, lens)
         if not self.takes_matrices:
             X_lens = X_lens.masked_fill(padded.abs().amax(dim=1) < SILENCE, 0)
-        return search(self.model.transformer, X, X_lens, self.options)
+        return search(self.model.transformer, X, X_lens, self.options, self.language_model)
 
     def _segment(self, piece: Piece, found: list[Hypothesis]) -> Segment:
         texts = [(self.model.tokenizer.decode(h.tokens).strip(), h.score) for h in found]

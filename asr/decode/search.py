@@ -6,28 +6,75 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from asr.decode.beam import beam_search
+from asr.decode.beam import BeamSearch
 from asr.decode.ctc import ctc_greedy
 from asr.decode.options import DecodeOptions, Hypothesis
+from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
+from asr.text.tokenizer import EOS, SOS
 
 
 @torch.inference_mode()
-def search(model: Transformer, X: Tensor, X_lens: Tensor, options: DecodeOptions) -> list[list[Hypothesis]]:
+def search(
+    model: Transformer,
+    X: Tensor,
+    X_lens: Tensor,
+    options: DecodeOptions,
+    language_model: LanguageModel | None = None,
+) -> list[list[Hypothesis]]:
     """The best hypotheses of each utterance of features X `(B, T, d)`, X_lens `(B,)`, best first.
 
-    An utterance too short for one encoder frame gets the empty hypothesis."""
-    return search_memory(model, *model.encoder(X, X_lens), options)
+    An utterance too short for one encoder frame gets the empty hypothesis. The language model writes the same tokens as
+    the model; greedy search does not ask it."""
+    return search_memory(model, *model.encoder(X, X_lens), options, language_model)
 
 
 @torch.inference_mode()
 def search_memory(
-    model: Transformer, memory: Tensor, memory_lens: Tensor, options: DecodeOptions
+    model: Transformer,
+    memory: Tensor,
+    memory_lens: Tensor,
+    options: DecodeOptions,
+    language_model: LanguageModel | None = None,
 ) -> list[list[Hypothesis]]:
     """`search` from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
-    if options.strategy == "ctc":
-        return ctc_greedy(model.ctc_log_probs(memory), memory_lens)
     if options.strategy == "greedy":
-        options = replace(options, beam_size=1, ctc_weight=0.0)
-    return beam_search(model, memory, memory_lens, options)
+        options, language_model = replace(options, beam_size=1, ctc_weight=0.0), None
+    elif options.strategy == "ctc":
+        if options.beam_size == 1:
+            return ctc_greedy(model.ctc_log_probs(memory), memory_lens)
+        options = replace(options, ctc_weight=1.0)
+    elif options.strategy == "rescore":
+        return _rescored(model, memory, memory_lens, options, language_model)
+    return BeamSearch(model, memory, memory_lens, options, language_model).run()
+
+
+def _rescored(
+    model: Transformer,
+    memory: Tensor,
+    memory_lens: Tensor,
+    options: DecodeOptions,
+    language_model: LanguageModel | None,
+) -> list[list[Hypothesis]]:
+    """The n-best of CTC (and the language model), with the decoder's log-probability of each: one pass over all."""
+    w = options.ctc_weight
+    # CTC alone, with the language model and the bonus as strong beside it as they shall be in the sum
+    scale = w or 1.0
+    first = replace(options, ctc_weight=1.0, nbest=options.beam_size)
+    first = replace(first, lm_weight=options.lm_weight / scale, length_bonus=options.length_bonus / scale)
+    found = BeamSearch(model, memory, memory_lens, first, language_model).run()
+    rows = torch.tensor([b for b, hypotheses in enumerate(found) for _ in hypotheses], device=memory.device)
+    flat = [hypothesis for hypotheses in found for hypothesis in hypotheses]
+    labels = [torch.tensor([SOS, *hypothesis.tokens, EOS]) for hypothesis in flat]
+    Y = pad_sequence(labels, batch_first=True, padding_value=EOS).to(memory.device)
+    log_probs = model.decoder(Y[:, :-1], memory[rows], memory_lens[rows])
+    attention = log_probs.gather(2, Y[:, 1:, None])[:, :, 0].double().tolist()
+    rescored: list[list[Hypothesis]] = [[] for _ in found]
+    for b, hypothesis, ours in zip(rows.tolist(), flat, attention, strict=True):
+        size = len(hypothesis.tokens)
+        score = w * hypothesis.score + (1 - w) * sum(ours[: size + 1])
+        steps = [w * c + (1 - w) * a for c, a in zip(hypothesis.token_scores, ours[:size], strict=True)]
+        rescored[b].append(Hypothesis(hypothesis.tokens, score, steps))
+    return [sorted(hypotheses, key=lambda h: -h.score)[: options.nbest] for hypotheses in rescored]

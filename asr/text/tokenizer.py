@@ -71,6 +71,12 @@ class CharTokenizer(Tokenizer):
     def __len__(self) -> int:
         return len(SPECIALS) + len(self.characters)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CharTokenizer) and self.characters == other.characters
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.characters))
+
 
 class BPETokenizer(Tokenizer):
     """Subwords by sentencepiece (Kudo & Richardson 2018), byte-pair encoding or unigram."""
@@ -133,6 +139,12 @@ class BPETokenizer(Tokenizer):
 
     def __len__(self) -> int:
         return self._processor.GetPieceSize()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BPETokenizer) and self._model == other._model
+
+    def __hash__(self) -> int:
+        return hash(self._model)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

@@ -1,5 +1,5 @@
 """The joint loss: CTC beside attention (Kim et al. 2017), with label smoothing (Szegedy et al. 2016) and CTC from
-encoder layers in between (Lee & Watanabe 2021), without which deep encoders stay for long on CTC's plateau of blanks."""
+encoder layers in between (Lee & Watanabe 2021): without them a deep encoder stays long on CTC's plateau of blanks."""
 
 from __future__ import annotations
 

@@ -51,6 +51,39 @@ def test_prefix_scores_equal_the_textbooks_recursion(prefix):
             assert scores[b, w, EOS].item() == pytest.approx(textbook(own, prefix)[1], abs=1e-5)
 
 
+def confident(labels: dict[int, int], frames: int) -> torch.Tensor:
+    """Log-probabilities `(1, frames, 8)` of a CTC that is sure of a label at some frames and of blanks elsewhere."""
+    path = torch.zeros(frames, dtype=torch.long)
+    path[list(labels)] = torch.tensor(list(labels.values()))
+    noise = torch.randn(frames, 8, generator=torch.Generator().manual_seed(3))
+    return (torch.nn.functional.one_hot(path, 8) * 9.0 + noise).log_softmax(dim=-1)[None]
+
+
+@pytest.mark.parametrize("window", [12, 100])
+def test_a_window_as_wide_as_the_memory_changes_nothing(window):
+    log_probs, lens = torch.randn(2, 12, 8).log_softmax(dim=-1), torch.tensor([12, 9])
+    exact, windowed = CTCPrefixScorer(log_probs, lens), CTCPrefixScorer(log_probs, lens, window)
+    states = exact.start(2), windowed.start(2)
+    for token in (4, 5, 5):
+        step = torch.zeros(2, 2, dtype=torch.long), torch.full((2, 2), token)
+        states = exact.advance(states[0], *step), windowed.advance(states[1], *step)
+        assert torch.equal(exact.score(states[0]), windowed.score(states[1]))
+
+
+def test_a_narrow_window_follows_the_hypotheses():
+    labels = {10: 4, 14: 5, 20: 6, 80: 4, 84: 7, 90: 5, 150: 6, 152: 4, 160: 5}  # with two pauses and a long end
+    log_probs, lens = confident(labels, 260), torch.tensor([260])
+    scorers = CTCPrefixScorer(log_probs, lens), CTCPrefixScorer(log_probs, lens, 60)
+    states = [scorer.start(1) for scorer in scorers]
+    for label in [*labels.values(), EOS]:
+        exact, windowed = (scorer.score(state)[0, 0] for scorer, state in zip(scorers, states, strict=True))
+        assert windowed.argmax() == label
+        assert windowed[label].item() == pytest.approx(exact[label].item(), abs=0.02)
+        if label != EOS:
+            step = torch.tensor([[0]]), torch.tensor([[label]])
+            states = [scorer.advance(state, *step) for scorer, state in zip(scorers, states, strict=True)]
+
+
 def test_the_score_of_a_prefix_sums_over_all_paths():
     log_probs = torch.randn(1, 5, 6).log_softmax(dim=-1)
     scorer = CTCPrefixScorer(log_probs, torch.tensor([5]))

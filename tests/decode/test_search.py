@@ -3,9 +3,10 @@ import itertools
 import pytest
 import torch
 
-from asr.decode.options import DecodeOptions
+from asr.decode.options import STRATEGIES, DecodeOptions
 from asr.decode.search import search, search_memory
 from asr.model.config import ModelConfig
+from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import EOS, SOS
 
@@ -25,11 +26,23 @@ def transformer() -> Transformer:
 X, X_LENS = torch.randn(3, 60, 80, generator=torch.Generator().manual_seed(1)), torch.tensor([60, 23, 40])
 
 
+@pytest.fixture
+def language_model(transformer) -> LanguageModel:
+    torch.manual_seed(5)
+    model = LanguageModel(transformer.config).eval()
+    with torch.no_grad():
+        model.output.bias.normal_()
+    return model
+
+
+def total(log_probs, tokens: list[int]) -> float:
+    return sum(log_probs[i, token].item() for i, token in enumerate([*tokens, EOS]))
+
+
 def score(model: Transformer, memory, tokens: list[int], ctc_weight: float) -> float:
     """The joint score of one transcript, by the full forward pass and torch's own CTC."""
     lens = torch.tensor([memory.shape[1]])
-    log_probs = model.decoder(torch.tensor([[SOS, *tokens]]), memory, lens)[0]
-    attention = sum(log_probs[i, token].item() for i, token in enumerate([*tokens, EOS]))
+    attention = total(model.decoder(torch.tensor([[SOS, *tokens]]), memory, lens)[0], tokens)
     if not ctc_weight:
         return attention
     ctc = model.ctc_log_probs(memory).transpose(0, 1).double()
@@ -38,16 +51,26 @@ def score(model: Transformer, memory, tokens: list[int], ctc_weight: float) -> f
     return (1 - ctc_weight) * attention - ctc_weight * loss.item()
 
 
-@pytest.mark.parametrize("ctc_weight", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("strategy", "ctc_weight"), [("beam", 0.0), ("beam", 0.3), ("beam", 1.0), ("ctc", 1.0), ("rescore", 0.3)]
+)
+@pytest.mark.parametrize("lm_weight", [0.0, 0.7])
 @torch.inference_mode()
-def test_a_wide_beam_finds_what_exhaustive_search_finds(transformer, ctc_weight):
+def test_a_wide_beam_finds_what_exhaustive_search_finds(transformer, language_model, strategy, ctc_weight, lm_weight):
     memory, lens = transformer.encoder(X[1:2, :23], X_LENS[1:2])
     assert lens.item() == 5 and memory.shape[1] == 5
     memory, lens = memory[:, :4], torch.tensor([4])
     every = [list(y) for n in range(5) for y in itertools.product((1, 4, 5, 6), repeat=n)]
-    scored = sorted(((score(transformer, memory, y, ctc_weight), y) for y in every), reverse=True)
-    options = DecodeOptions(beam_size=256, ctc_weight=ctc_weight, nbest=3)
-    found = search_memory(transformer, memory, lens, options)[0]
+
+    def joint(y: list[int]) -> float:
+        lm = total(language_model(torch.tensor([[SOS, *y]]))[0], y)
+        return score(transformer, memory, y, ctc_weight) + lm_weight * lm + 0.5 * len(y)
+
+    scored = sorted(((joint(y), y) for y in every), reverse=True)
+    options = DecodeOptions(
+        strategy, beam_size=256, ctc_weight=ctc_weight, lm_weight=lm_weight, length_bonus=0.5, nbest=3
+    )
+    found = search_memory(transformer, memory, lens, options, language_model)[0]
     assert [h.tokens for h in found] == [y for _, y in scored[:3]]
     assert [h.score for h in found] == pytest.approx([s for s, _ in scored[:3]], abs=1e-4)
 
@@ -60,13 +83,42 @@ def test_reported_scores_are_the_models(transformer, ctc_weight):
         assert hypothesis.score == pytest.approx(score(transformer, memory, hypothesis.tokens, ctc_weight), abs=1e-4)
 
 
+@pytest.mark.parametrize("beam_size", [1, 2, 4, 16, 64])
+@torch.inference_mode()
+def test_exhaustive_search_is_never_beaten_and_a_full_beam_equals_it(transformer, beam_size):
+    memory, lens = transformer.encoder(X[1:2, :23], X_LENS[1:2])
+    memory, lens = memory[:, :4], torch.tensor([4])
+    every = (list(y) for n in range(5) for y in itertools.product((1, 4, 5, 6), repeat=n))
+    best = max(score(transformer, memory, y, 0.3) for y in every)
+    found = search_memory(transformer, memory, lens, DecodeOptions(beam_size=beam_size))[0][0].score
+    assert found <= best + 1e-4
+    if beam_size == 64:
+        assert found == pytest.approx(best, abs=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["beam", "ctc", "rescore"])
+def test_what_the_tokens_add_makes_the_score_up_to_the_end(transformer, language_model, strategy):
+    options = DecodeOptions(strategy, nbest=3)
+    for hypothesis in search(transformer, X[:1], X_LENS[:1], options, language_model)[0]:
+        assert len(hypothesis.token_scores) == len(hypothesis.tokens)
+        assert sum(hypothesis.token_scores) >= hypothesis.score - 1e-6  # the rest is what ending costs
+
+
 @pytest.mark.parametrize(
-    "options", [DecodeOptions(beam_size=5, nbest=5), DecodeOptions("greedy"), DecodeOptions("ctc")]
+    "options",
+    [
+        DecodeOptions(beam_size=5, nbest=5),
+        DecodeOptions(beam_size=5, nbest=5, ctc_window=6),
+        DecodeOptions("rescore", beam_size=5, nbest=5),
+        DecodeOptions("ctc", beam_size=5, nbest=5),
+        DecodeOptions("ctc", beam_size=1),
+        DecodeOptions("greedy"),
+    ],
 )
-def test_batched_equals_alone(transformer, options):
-    together = search(transformer, X, X_LENS, options)
+def test_batched_equals_alone(transformer, language_model, options):
+    together = search(transformer, X, X_LENS, options, language_model)
     for i, n in enumerate(X_LENS):
-        alone = search(transformer, X[i : i + 1, :n], X_LENS[i : i + 1], options)[0]
+        alone = search(transformer, X[i : i + 1, :n], X_LENS[i : i + 1], options, language_model)[0]
         assert [h.tokens for h in together[i]] == [h.tokens for h in alone]
         assert [h.score for h in together[i]] == pytest.approx([h.score for h in alone], abs=1e-4)
 
@@ -87,7 +139,7 @@ def test_greedy_takes_the_likeliest_token_at_each_step(transformer):
         tokens.append(log_probs.argmax().item())
         if tokens[-1] == EOS:
             break
-    found = search_memory(transformer, memory, lens, DecodeOptions("greedy"))[0][0]
+    found = search_memory(transformer, memory, lens, DecodeOptions("greedy", max_repeats=1000))[0][0]
     assert found.tokens == [t for t in tokens if t != EOS]
 
 
@@ -120,7 +172,7 @@ def test_a_length_bonus_lengthens(transformer):
 
 
 def test_an_utterance_without_frames_gives_the_empty_hypothesis(transformer):
-    for strategy in ("beam", "greedy", "ctc"):
+    for strategy in STRATEGIES:
         found = search(transformer, X[:2, :5], torch.tensor([5, 0]), DecodeOptions(strategy))
         assert [best[0].tokens for best in found] == [[], []]
 
@@ -131,6 +183,9 @@ def test_an_utterance_without_frames_gives_the_empty_hypothesis(transformer):
         ({"strategy": "viterbi"}, "strategy"),
         ({"beam_size": 0}, "beam_size"),
         ({"ctc_weight": 2}, "ctc_weight"),
+        ({"lm_weight": -1}, "lm_weight"),
+        ({"max_repeats": 1}, "max_repeats"),
+        ({"ctc_window": -1}, "ctc_window"),
         ({"nbest": 11}, "nbest"),
     ],
 )
