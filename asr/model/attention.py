@@ -9,18 +9,21 @@ from torch import Tensor, nn
 
 from asr.model.config import ModelConfig
 from asr.model.dropout import Dropout
+from asr.model.masks import additive_mask
 from asr.model.positions import rotate
 
 
 def attention_weights(Q: Tensor, K: Tensor, mask: Tensor | None = None) -> Tensor:
     """softmax(Q Kᵀ / √d_k): Q `(B, H, L_q, d_k)`, K `(B, H, L_k, d_k)` -> `(B, H, L_q, L_k)`.
 
-    `mask` is bool, True = masked out, and broadcasts to the result; a row that is masked out whole gives zeros."""
+    `mask` is bool, True = masked out, and broadcasts to the result; a row that is masked out whole gives zeros. Or it
+    is an `additive_mask`."""
     scores = Q @ (K * (1 / math.sqrt(K.shape[-1]))).transpose(-2, -1)
     if mask is None:
         return scores.softmax(dim=-1)
-    lowest = torch.finfo(scores.dtype).min
-    weights = (scores + torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(mask, lowest)).softmax(dim=-1)
+    if mask.is_floating_point():
+        return (scores + mask).softmax(dim=-1)
+    weights = (scores + additive_mask(mask, scores.dtype)).softmax(dim=-1)
     return weights.masked_fill(mask.all(dim=-1, keepdim=True), 0.0)
 
 
@@ -35,8 +38,8 @@ def scaled_dot_product_attention(
         weights = attention_weights(Q, K, mask)
         return (dropout(weights) if dropout else weights) @ V
     p = dropout.p if dropout and dropout.training else 0.0
-    if mask is None:
-        return nn.functional.scaled_dot_product_attention(Q, K, V, dropout_p=p)
+    if mask is None or mask.is_floating_point():
+        return nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=mask, dropout_p=p)
     empty = mask.all(dim=-1, keepdim=True)
     out = nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=~mask | empty, dropout_p=p)
     return out.masked_fill(empty, 0.0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.config import ModelConfig
+from asr.model.masks import additive_mask
 
 GROWTH = 64  # positions by which a cache grows
 
@@ -38,7 +39,7 @@ class AttentionCache:
         return cls(past, torch.ones(B, width, GROWTH, width, dtype=torch.bool, device=like.device), 0)
 
     def next_position(self) -> tuple[AttentionCache, Tensor | None]:
-        """The cache with room for one more position in which each hypothesis sees itself, and the mask
+        """The cache with room for one more position in which each hypothesis sees itself, and the additive mask
         `(B, 1, W, (position + 1)·W)` of that step; None where there is nothing to mask."""
         cache, W = self, self.foreign.shape[1]
         if self.position == self.foreign.shape[2]:
@@ -49,7 +50,8 @@ class AttentionCache:
         if W == 1:
             return cache, None
         cache.foreign[:, :, self.position] = ~torch.eye(W, dtype=torch.bool, device=self.foreign.device)
-        return cache, cache.foreign[:, :, : cache.position].flatten(2).unsqueeze(1)
+        mask = cache.foreign[:, :, : cache.position].flatten(2).unsqueeze(1)
+        return cache, additive_mask(mask, cache.layers[0][0].dtype)
 
     def reorder(self, parents: Tensor) -> AttentionCache:
         """The cache in which hypothesis w of an utterance goes on from hypothesis `parents[b, w]`, `(B, W)`."""

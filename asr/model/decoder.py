@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from asr.model.cache import AttentionCache
 from asr.model.config import ModelConfig
 from asr.model.layers import TransformerDecoderLayer, start_near_identity
-from asr.model.masks import causal_mask, length_mask
+from asr.model.masks import additive_mask, causal_mask, length_mask
 from asr.model.positions import Positions
 
 
@@ -23,7 +23,7 @@ class DecoderState:
 
     past: AttentionCache
     cross: list[tuple[Tensor, Tensor]]  # per layer: the memory's keys, values (B, H, M, d)
-    memory_mask: Tensor  # (B, 1, 1, M)
+    memory_mask: Tensor  # (B, 1, 1, M), additive
 
     def reorder(self, parents: Tensor) -> DecoderState:
         """The state in which hypothesis w of an utterance goes on from hypothesis `parents[b, w]`, `(B, W)`."""
@@ -95,7 +95,8 @@ class Decoder(TokenStack):
         """The state before the first step, `width` hypotheses an utterance; the memory is projected once, here."""
         past = AttentionCache.empty(self.config, len(self.layers), memory, width)
         cross = [layer.cross_attention.project(memory) for layer in self.layers]
-        return DecoderState(past, cross, length_mask(memory_lens, memory.shape[1]))
+        memory_mask = length_mask(memory_lens, memory.shape[1])
+        return DecoderState(past, cross, additive_mask(memory_mask, memory.dtype))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Log-posteriors `(B, W, V)` of the token after `tokens (B, W)`, each the newest of its hypothesis."""

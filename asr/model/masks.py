@@ -1,4 +1,5 @@
-"""Masks. Everywhere in this package a mask is bool and True means masked out."""
+"""Masks. Everywhere in this package a mask is bool and True means masked out; decoding, which uses one mask for many
+layers, turns it into the numbers that attention adds to its scores beforehand."""
 
 from __future__ import annotations
 
@@ -9,6 +10,13 @@ from torch import Tensor
 def length_mask(lens: Tensor, size: int) -> Tensor:
     """Keys in the padding: `lens (B,)` -> `(B, 1, 1, L_k)`, True at and after each length."""
     return (torch.arange(size, device=lens.device) >= lens[:, None])[:, None, None, :]
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What to add to the scores: 0 where `mask` is False, the lowest finite number where it is True.
+
+    A row that is masked out whole then attends to everything alike, where the bool mask gives zeros."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, torch.finfo(dtype).min)
 
 
 def causal_mask(size: int, device: torch.device | None = None) -> Tensor:
