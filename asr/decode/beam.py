@@ -93,7 +93,7 @@ class BeamSearch:
             repetition=Repetition.start(B, W, memory.device),
             decoder=self.decoder and self.decoder.start(memory, lens, W),
             ctc=self.ctc and self.ctc.start(W),
-            lm=self.lm and self.lm.start(memory, W),
+            lm=self.lm and self.lm.start(B, W),
         )
         table = (lens.new_zeros(B, W, self.most), zero.new_zeros(B, W, self.most), lens.new_zeros(B, W))
         return running, Ended(*table, torch.full_like(zero, 2 * NEVER))

@@ -26,9 +26,9 @@ class AttentionCache:
     position: int  # how many positions are filled
 
     @classmethod
-    def empty(cls, config: ModelConfig, layers: int, like: Tensor, width: int) -> AttentionCache:
-        """No positions yet, for as many utterances as `like (B, ...)` has, in its type and on its device."""
-        B, H = len(like), config.num_heads
+    def empty(cls, config: ModelConfig, layers: int, batch: int, width: int, like: Tensor) -> AttentionCache:
+        """No positions yet, in the type and on the device of `like`."""
+        B, H = batch, config.num_heads
         past = [
             (
                 like.new_zeros(B, H, GROWTH * width, config.key_dim),

@@ -93,7 +93,7 @@ class Decoder(TokenStack):
 
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:
         """The state before the first step, `width` hypotheses an utterance; the memory is projected once, here."""
-        past = AttentionCache.empty(self.config, len(self.layers), memory, width)
+        past = AttentionCache.empty(self.config, len(self.layers), len(memory), width, memory)
         cross = [layer.cross_attention.project(memory) for layer in self.layers]
         memory_mask = length_mask(memory_lens, memory.shape[1])
         return DecoderState(past, cross, additive_mask(memory_mask, memory.dtype))

@@ -33,9 +33,9 @@ class LanguageModel(TokenStack):
             x = layer(x, mask)
         return self.log_posteriors(x)
 
-    def start(self, like: Tensor, width: int) -> AttentionCache:
-        """The cache before the first step, for as many utterances as `like (B, ...)` has, `width` hypotheses each."""
-        return AttentionCache.empty(self.config, len(self.layers), like, width)
+    def start(self, batch: int, width: int) -> AttentionCache:
+        """The cache before the first step, for `batch` utterances of `width` hypotheses each."""
+        return AttentionCache.empty(self.config, len(self.layers), batch, width, self.embedding.weight)
 
     def step(self, tokens: Tensor, cache: AttentionCache) -> tuple[Tensor, AttentionCache]:
         """Log-posteriors `(B, W, V)` of the token after `tokens (B, W)`, each the newest of its hypothesis."""

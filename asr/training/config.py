@@ -109,3 +109,44 @@ class TrainConfig:
     def __post_init__(self):
         if self.epochs < 1 or self.validate_every < 1 or self.average < 1 or self.patience < 0:
             raise ValueError("epochs, validate_every and average must be at least 1, patience at least 0")
+
+
+@dataclass
+class TextConfig:
+    """Text, one sentence a line: files as they are, or packed by gzip or xz."""
+
+    train: list[str] = field(default_factory=list)
+    dev: list[str] = field(default_factory=list)  # none: some lines of the training text
+    held_out: int = 2000  # how many
+    batch_tokens: int = 8192  # in one update, padding included
+    max_tokens: int = 200  # longer lines are left out
+
+    def __post_init__(self):
+        if not self.train:
+            raise ValueError("data.train names at least one text")
+        if self.held_out < 1 or self.max_tokens < 2 or self.batch_tokens < self.max_tokens:
+            raise ValueError("data.held_out must be at least 1, data.max_tokens 2, data.batch_tokens data.max_tokens")
+
+
+def _language_model() -> ModelConfig:
+    return ModelConfig(d_model=256, decoder_layers=6, ffn_dim=1024, activation="gelu")
+
+
+@dataclass
+class LMTrainConfig:
+    """The training of a language model; `python -m asr.train_lm --cfg job` shows it composed."""
+
+    data: TextConfig
+    tokenizer: str = "???"  # model folder of the recogniser: its tokenizer and normaliser are the language model's
+    model: ModelConfig = field(default_factory=_language_model)  # of it the decoder's depth; vocab_size follows
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-3, warmup=500, clip=1.0))
+    label_smoothing: float = 0.0
+    epochs: int = 3
+    precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
+    seed: int = 1
+    out: str = "exp/lm"  # checkpoints, TensorBoard and the model
+    resume: bool = False  # go on from the last checkpoint in `out`
+
+    def __post_init__(self):
+        if self.epochs < 1 or not 0 <= self.label_smoothing < 1:
+            raise ValueError("epochs must be at least 1, label_smoothing lies in [0, 1)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import lightning as L
 import torch
 
 from asr.audio.augment import SpecAugment
@@ -14,24 +13,19 @@ from asr.model.speech_model import SpeechModel
 from asr.training.config import TrainConfig
 from asr.training.data import Batch
 from asr.training.loss import joint_loss
-from asr.training.schedule import rate
+from asr.training.optimized import Optimized
 
 
-class SpeechTraining(L.LightningModule):
+class SpeechTraining(Optimized):
     """Trains a `SpeechModel` for `updates` optimiser steps."""
 
     def __init__(self, config: TrainConfig, model: SpeechModel, updates: int):
-        super().__init__()
+        super().__init__(config.optimizer, updates)
         self.config = config
         self.model = model
-        self.updates = updates
         self.spec_augment = SpecAugment(config.spec_augment)
         self.references: list[str] = []
         self.hypotheses: list[str] = []
-
-    def on_train_epoch_start(self) -> None:
-        if self.trainer.current_epoch == self.trainer.max_epochs - 1:  # whatever validate_every, the last one counts
-            self.trainer.check_val_every_n_epoch = 1
 
     def training_step(self, batch: Batch | None) -> torch.Tensor:
         if batch is None:  # nothing of it could be read; the other ranks wait for gradients all the same
@@ -65,22 +59,6 @@ class SpeechTraining(L.LightningModule):
         counts = torch.tensor([errors.rate * errors.total, errors.total], dtype=torch.double, device=self.device)
         counts = self.trainer.strategy.reduce(counts, reduce_op="sum")
         self.log("dev/wer", torch.where(counts[1] > 0, counts[0] / counts[1], torch.inf).float())
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        # Lightning's own clipping refuses fused optimisers, for the sake of float16's loss scale, which bf16 has not
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.config.optimizer.clip)
-        self.log("train/gradient_norm", norm)
-
-    def configure_optimizers(self):
-        settings = self.config.optimizer
-        decayed = [p for p in self.parameters() if p.ndim > 1]
-        rest = [p for p in self.parameters() if p.ndim <= 1]
-        groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        # a fused optimiser takes float16's loss scale out of the gradients itself: too late for the clipping above
-        fused = self.trainer.precision != "16-mixed"
-        optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=tuple(settings.betas), fused=fused)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, settings, self.updates))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["config"] = dataclasses.asdict(self.config)

@@ -42,7 +42,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     if last.exists() and not config.resume:
         raise FileExistsError(f"{out} holds a training already: resume=true goes on with it, out=... starts another")
     L.seed_everything(config.seed, workers=True, verbose=False)
-    _keep_freed_memory()
+    keep_freed_memory()
     data = SpeechData(config.data, config.seed)
     tokenizer = load_tokenizer(out) if last.exists() else build_tokenizer(config.tokenizer, data.texts())
     out.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
     trainer = L.Trainer(
         max_epochs=config.epochs,
         check_val_every_n_epoch=config.validate_every,
-        precision=_precision(config.precision),
+        precision=best_precision(config.precision),
         callbacks=callbacks,
         logger=TensorBoardLogger(out, name="tensorboard", version=""),
         use_distributed_sampler=False,
@@ -132,7 +132,7 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
     return trainer, config.epochs * math.ceil(data.batches_per_epoch() / devices / accumulate)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Stops glibc from returning freed blocks to the kernel, which clears them anew for every step: a sixth of the time
     of a training on a CPU. Elsewhere it does nothing."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -141,7 +141,7 @@ def _keep_freed_memory() -> None:
             mallopt(option, value)
 
 
-def _precision(wanted: str) -> str:
+def best_precision(wanted: str) -> str:
     if wanted != "auto":
         return wanted
     if torch.cuda.is_available():

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 
 import asr
 from asr.audio.reading import SAMPLE_RATE
+from asr.composition import build_config, register
 from asr.resources import resource
-from asr.train import build_config, register
 from asr.training.config import DataConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.run import build_model, build_tokenizer, train

@@ -1,0 +1,85 @@
+"""Hydra for the commands that train: typed options, errors that name the option, options kept with the checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from asr.commands import fail
+from asr.model.config import PRESETS
+from asr.resources import resource
+from asr.training.config import LMTrainConfig, TrainConfig
+
+OPTIONS = "config.yaml"  # in the folder of a training: the options that it was started with
+
+
+def register() -> None:
+    """Tells Hydra the schemas, so that types are checked, the model presets as the group `model`, and how to find what
+    ships with the project (`${shipped:data/digits/train.tar}`)."""
+    OmegaConf.register_new_resolver("shipped", lambda path: str(resource(*path.split("/"))), replace=True)
+    store = ConfigStore.instance()
+    store.store(name="schema", node=_writable(TrainConfig))
+    store.store(name="lm_schema", node=_writable(LMTrainConfig))
+    for name, preset in PRESETS.items():
+        store.store(group="model", name=name, node=_writable(preset))
+
+
+def build_config(composed: DictConfig) -> Any:
+    """The composed options as checked dataclasses. Raises ValueError naming the option that is wrong."""
+    try:
+        return OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+
+
+def training_command(command: str, config_name: str, schema: type, train: Callable[[Any], object]) -> None:
+    """Composes `conf/<config_name>.yaml` with what was typed, keeps the result in `out`, and trains. Ends the process
+    with one line and code 2 for an option or data that cannot be used."""
+
+    def run(composed: DictConfig) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        warnings.filterwarnings("ignore", module="lightning")
+        try:
+            if composed.resume:
+                composed = _with_saved_options(composed, schema, HydraConfig.get().overrides.task)
+            config = build_config(composed)
+            Path(config.out).mkdir(parents=True, exist_ok=True)
+            if not (Path(config.out) / "checkpoints" / "last.ckpt").exists():
+                OmegaConf.save(composed, Path(config.out) / OPTIONS, resolve=True)
+            train(config)
+        except (ValueError, FileExistsError, OmegaConfBaseException) as error:
+            fail(command, error)
+
+    register()
+    hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name=config_name)(run)()
+
+
+def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]) -> DictConfig:
+    """The options that the training in `composed.out` was started with, and over them what was `typed` this time.
+
+    Raises ValueError where no training is there to resume."""
+    saved = Path(composed.out) / OPTIONS
+    if not saved.is_file():
+        raise ValueError(f"resume=true: no training was started in out={composed.out}")
+    fields = [word for word in typed if word.split("=")[0] not in ("model", "experiment")]
+    return OmegaConf.merge(_writable(schema), OmegaConf.load(saved), OmegaConf.from_dotlist(fields))
+
+
+def _writable(config: object) -> DictConfig:
+    node = OmegaConf.structured(config)
+    OmegaConf.set_readonly(node, False)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            OmegaConf.set_readonly(child, False)
+    return node

@@ -1,0 +1,27 @@
+"""Training a language model for the search.
+
+    python -m asr.train_lm tokenizer=exp/a/model data.train=[books.txt.xz] out=exp/lm
+    python -m asr.train_lm out=exp/lm resume=true
+
+It reads text, one sentence a line, through the normaliser and the tokenizer of the recogniser that it is for. Then
+`python -m asr.transcribe --lm exp/lm/model ...`. Options are Hydra's: `--cfg job` shows them composed.
+"""
+
+from __future__ import annotations
+
+from asr.composition import training_command
+from asr.training.config import LMTrainConfig
+
+
+def main() -> None:
+    training_command("asr.train_lm", "train_lm", LMTrainConfig, _train)
+
+
+def _train(config: LMTrainConfig) -> None:
+    from asr.training.language_model import train_language_model  # heavy: --help and --cfg do without it
+
+    train_language_model(config)
+
+
+if __name__ == "__main__":
+    main()

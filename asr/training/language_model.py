@@ -1,0 +1,119 @@
+"""The training of a language model from beginning to end: text, fit, export."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from asr.model.language_model import LanguageModel, TextModel
+from asr.model.speech_model import SpeechModel
+from asr.text.tokenizer import SOS
+from asr.training.config import LMTrainConfig
+from asr.training.loss import smoothed_cross_entropy, targets
+from asr.training.optimized import Optimized
+from asr.training.run import best_precision, keep_freed_memory
+from asr.training.text import TextData
+
+logger = logging.getLogger(__name__)
+
+
+class LanguageModelTraining(Optimized):
+    """Trains a `LanguageModel` to predict each token of a line, and its end, from the ones before."""
+
+    def __init__(self, config: LMTrainConfig, model: LanguageModel, updates: int):
+        super().__init__(config.optimizer, updates)
+        self.config = config
+        self.model = model
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = self._loss(*batch, self.config.label_smoothing)
+        self.log("train/loss", loss, on_step=True, on_epoch=True, batch_size=len(batch[0]))
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
+        tokens = float((batch[1] + 1).sum())
+        self.log("dev/loss", self._loss(*batch, 0.0), batch_size=tokens, sync_dist=True)
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        checkpoint["config"] = asdict(self.config)
+
+    def _loss(self, Y: Tensor, Y_lens: Tensor, smoothing: float) -> Tensor:
+        """Mean over the tokens and ends, in nats."""
+        log_probs = self.model(torch.nn.functional.pad(Y, (1, 0), value=SOS))
+        return smoothed_cross_entropy(log_probs, targets(Y, Y_lens), smoothing) / (Y_lens + 1).sum()
+
+
+class PerplexityLine(L.Callback):
+    """One line an epoch: perplexity, tokens per second, time left."""
+
+    def __init__(self, tokens: int):
+        self.tokens = tokens
+
+    def on_train_epoch_start(self, trainer: L.Trainer, module: LanguageModelTraining) -> None:
+        self.started = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: LanguageModelTraining) -> None:
+        took = time.monotonic() - self.started
+        left = took * (trainer.max_epochs - trainer.current_epoch - 1) / 60
+        perplexity = math.exp(trainer.callback_metrics["dev/loss"])
+        epoch, rate = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", self.tokens / took
+        logger.info("%s: dev perplexity %.2f; %.0f tokens a second, %.1f min left", epoch, perplexity, rate, left)
+
+
+def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
+    """Trains and exports the model of the best epoch: its folder, and its perplexity a token on dev.
+
+    Raises ValueError for data or options that cannot be used, FileExistsError where `config.out` holds a training that
+    is not to be resumed."""
+    out = Path(config.out)
+    last = out / "checkpoints" / "last.ckpt"
+    if last.exists() and not config.resume:
+        raise FileExistsError(f"{out} holds a training already: resume=true goes on with it, out=... starts another")
+    L.seed_everything(config.seed, workers=True, verbose=False)
+    keep_freed_memory()
+    recognizer = SpeechModel.load(config.tokenizer)
+    data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed)
+    model = LanguageModel(replace(config.model, vocab_size=len(recognizer.tokenizer)))
+    trainer = _trainer(config, data)
+    module = LanguageModelTraining(config, model, config.epochs * data.batches_per_epoch() // trainer.world_size)
+    parameters = sum(p.numel() for p in model.parameters()) / 1e6
+    logger.info("%d lines, %.1f M tokens, %.1f M parameters", len(data.train_lines), data.tokens / 1e6, parameters)
+    trainer.fit(module, data, ckpt_path=last if last.exists() else None, weights_only=True)
+    best = torch.load(trainer.checkpoint_callback.best_model_path, weights_only=True)["state_dict"]
+    module.load_state_dict(best)
+    perplexity = math.exp(trainer.validate(module, data, verbose=False)[0]["dev/loss"])
+    folder = out / "model"
+    if trainer.is_global_zero:
+        TextModel(model, recognizer.tokenizer, recognizer.normalizer_name).save(folder)
+    logger.info("dev perplexity %.2f a token; the language model is in %s", perplexity, folder)
+    return folder, perplexity
+
+
+def _trainer(config: LMTrainConfig, data: TextData) -> L.Trainer:
+    checkpoints = Path(config.out) / "checkpoints"
+    best = ModelCheckpoint(
+        checkpoints, filename="{epoch:03d}-{dev/loss:.4f}", auto_insert_metric_name=False, monitor="dev/loss"
+    )
+    last = ModelCheckpoint(checkpoints, filename="last", enable_version_counter=False, save_on_train_epoch_end=True)
+    on_terminal = sys.stderr.isatty()
+    return L.Trainer(
+        max_epochs=config.epochs,
+        precision=best_precision(config.precision),
+        callbacks=[best, last, PerplexityLine(data.tokens), *([RichProgressBar()] if on_terminal else [])],
+        logger=TensorBoardLogger(config.out, name="tensorboard", version=""),
+        enable_progress_bar=on_terminal,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=50,
+    )

@@ -1,0 +1,125 @@
+"""Text for a language model: lines through normaliser and tokenizer, in batches of similar length."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Sampler
+
+from asr.text.normalizer import Normalizer
+from asr.text.tokenizer import Tokenizer
+from asr.training.config import TextConfig
+
+OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+POOL = 100  # batches whose lines are shuffled together, sorted by length and cut
+
+
+class TextData(L.LightningDataModule):
+    """The lines of a training as token ids; (Y `(B, U)`, Y_lens `(B,)`) in batches."""
+
+    def __init__(self, config: TextConfig, tokenizer: Tokenizer, normalize: Normalizer, seed: int):
+        """Raises ValueError for a text that cannot be read or holds nothing."""
+        super().__init__()
+        self.config = config
+        self.seed = seed
+        self.train_lines = self._encoded(config.train, tokenizer, normalize)
+        if config.dev:
+            self.dev_lines = self._encoded(config.dev, tokenizer, normalize)
+        else:
+            random.Random(seed).shuffle(self.train_lines)
+            size = min(config.held_out, len(self.train_lines) // 2)
+            self.dev_lines, self.train_lines = self.train_lines[:size], self.train_lines[size:]
+        if not self.train_lines or not self.dev_lines:
+            raise ValueError("data.train and data.dev: no line with text")
+
+    @property
+    def tokens(self) -> int:
+        """Of the training text, the end of each line included."""
+        return sum(len(line) + 1 for line in self.train_lines)
+
+    def batches_per_epoch(self) -> int:
+        """How many batches an epoch has, over all processes."""
+        return sum(1 for _ in Batches(self.train_lines, self.config.batch_tokens, self.seed))
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader(self.train_lines, self.seed)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader(self.dev_lines, None)
+
+    def _loader(self, lines: list[np.ndarray], seed: int | None) -> DataLoader:
+        ranks = (self.trainer.global_rank, self.trainer.world_size)
+        return DataLoader(
+            lines, batch_sampler=Batches(lines, self.config.batch_tokens, seed, *ranks), collate_fn=_collate
+        )
+
+    def _encoded(self, paths: Sequence[str], tokenizer: Tokenizer, normalize: Normalizer) -> list[np.ndarray]:
+        lines = (tokenizer.encode(text) for line in _lines(paths) if (text := normalize(line)))
+        return [np.array(ids, np.int32) for ids in lines if len(ids) <= self.config.max_tokens]
+
+
+class Batches(Sampler[list[int]]):
+    """Indices of lines that make up to `batch_tokens` with their padding, shuffled anew each epoch; seed None: sorted
+    by length, always the same. Each of `world_size` processes has every so many-th batch, all equally many."""
+
+    def __init__(
+        self, lines: Sequence[np.ndarray], batch_tokens: int, seed: int | None, rank: int = 0, world_size: int = 1
+    ):
+        self.sizes = np.array([len(line) + 1 for line in lines])
+        self.batch_tokens = batch_tokens
+        self.seed = seed
+        self.rank, self.world_size = rank, world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = self._batches()
+        whole = len(batches) - len(batches) % self.world_size
+        yield from batches[self.rank : whole : self.world_size]
+
+    def _batches(self) -> list[list[int]]:
+        if self.seed is None:
+            return self._cut(np.argsort(self.sizes, kind="stable"))
+        rng = np.random.default_rng((self.seed, self.epoch))
+        order = rng.permutation(len(self.sizes))
+        pool = max(1, int(POOL * self.batch_tokens / self.sizes.mean()))
+        batches = []
+        for first in range(0, len(order), pool):
+            part = order[first : first + pool]
+            batches += self._cut(part[np.argsort(self.sizes[part], kind="stable")])
+        rng.shuffle(batches)
+        return batches
+
+    def _cut(self, order: np.ndarray) -> list[list[int]]:
+        """Consecutive stretches, as long as they may be; the last line of a stretch is its longest."""
+        batches: list[list[int]] = [[]]
+        for i in order.tolist():
+            if batches[-1] and (len(batches[-1]) + 1) * self.sizes[i] > self.batch_tokens:
+                batches.append([])
+            batches[-1].append(i)
+        return batches
+
+
+def _lines(paths: Sequence[str]) -> Iterator[str]:
+    for path in map(Path, paths):
+        try:
+            with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
+                yield from file
+        except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
+            raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _collate(lines: list[np.ndarray]) -> tuple[Tensor, Tensor]:
+    labels = [torch.from_numpy(line).long() for line in lines]
+    return pad_sequence(labels, batch_first=True), torch.tensor([len(line) for line in lines])

@@ -1,0 +1,93 @@
+"""A language model from text to the search."""
+
+import itertools
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from asr.composition import build_config, register
+from asr.decode import DecodeOptions, Recognizer
+from asr.model.folder import ModelError
+from asr.model.language_model import TextModel
+from asr.resources import resource
+from asr.text.tokenizer import SOS
+from asr.training.language_model import train_language_model
+
+
+@pytest.fixture
+def trained(tiny_model, tmp_path):
+    """Of a language whose words are ab and cd in turn."""
+    tiny_model.save(tmp_path / "asr")
+    lines = (" ".join(itertools.islice(itertools.cycle(["ab", "cd"]), n, 2 * n + 1)) for n in range(1, 13))
+    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    text = f"[{tmp_path / 'text.txt'}]"
+    register()
+    small = ["model.d_model=32", "model.num_heads=2", "model.decoder_layers=1", "model.ffn_dim=64", "model.dropout=0"]
+    words = [
+        *(f"tokenizer={tmp_path / 'asr'}", f"out={tmp_path / 'lm'}", f"data.train={text}", f"data.dev={text}"),
+        *("epochs=60", "optimizer.lr=1e-2", "optimizer.warmup=5", "data.batch_tokens=200", "precision=32-true"),
+    ]
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        config = build_config(compose("train_lm", [*words, *small]))
+    return config, *train_language_model(config)
+
+
+def test_it_learns_the_language_and_is_found_in_its_folder(trained, tiny_model):
+    config, folder, perplexity = trained
+    assert perplexity < 1.6
+    model = TextModel.load(folder)
+    assert model.tokenizer == tiny_model.tokenizer
+    tokens = model.tokenizer.encode("ab cd ab")
+    with torch.inference_mode():
+        log_probs = model.transformer(torch.tensor([[SOS, *tokens]]))[0]
+    assert log_probs[6].exp()[model.tokenizer.encode("a")[0]] > 0.9
+    with pytest.raises(FileExistsError, match="resume=true"):
+        train_language_model(config)
+
+
+def test_it_takes_part_in_the_search(trained, tiny_model):
+    _, folder, _ = trained
+    sound = torch.randn(16_000).numpy() * 0.1
+    options = DecodeOptions(lm_weight=20.0, nbest=2)
+    with_lm = Recognizer(tiny_model, options, language_model=folder).transcribe(sound).text
+    assert set(with_lm.split()) <= {"ab", "cd", "a", "c", "ab cd"}
+    assert with_lm != Recognizer(tiny_model, options).transcribe(sound).text
+
+
+def test_one_of_other_tokens_is_refused(trained, tiny_model):
+    _, folder, _ = trained
+    tiny_model.tokenizer = type(tiny_model.tokenizer)("xyz")
+    with pytest.raises(ValueError, match="other tokens"):
+        Recognizer(tiny_model, language_model=folder)
+
+
+def test_a_recogniser_is_no_language_model(tiny_model, tmp_path):
+    tiny_model.save(tmp_path)
+    with pytest.raises(ModelError, match="language_model"):
+        TextModel.load(tmp_path)
+
+
+def test_its_steps_equal_the_full_forward_pass(tiny_config):
+    from asr.model.language_model import LanguageModel
+
+    model = LanguageModel(tiny_config).eval()
+    with torch.inference_mode():
+        Y_in = torch.randint(4, 32, (2, 3, 70))
+        cache, steps = model.start(2, 3), []
+        for t in range(70):
+            log_probs, cache = model.step(Y_in[:, :, t], cache)
+            steps.append(log_probs)
+        whole = model(Y_in.flatten(0, 1)).view(2, 3, 70, -1)
+        torch.testing.assert_close(torch.stack(steps, dim=2), whole, atol=1e-5, rtol=0)
+    assert math.isclose(whole.exp().sum(-1).mean().item(), 1.0, abs_tol=1e-5)
+
+
+def test_the_command_names_what_is_missing(tmp_path):
+    command = [sys.executable, "-m", "asr.train_lm", f"out={tmp_path}", "data.train=[nowhere.txt]"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("asr.train_lm: tokenizer")

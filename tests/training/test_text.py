@@ -1,0 +1,67 @@
+import gzip
+import lzma
+
+import numpy as np
+import pytest
+
+from asr.text.normalizer import english
+from asr.text.tokenizer import CharTokenizer
+from asr.training.config import TextConfig
+from asr.training.text import Batches, TextData
+from tests.conftest import LETTERS
+
+LINES = [np.arange(n) for n in np.random.default_rng(0).integers(1, 40, 500)]
+
+
+def test_every_line_comes_once_an_epoch_in_batches_of_the_size_asked_for():
+    batches = Batches(LINES, 200, seed=1)
+    for epoch in range(2):
+        batches.set_epoch(epoch)
+        found = list(batches)
+        assert sorted(i for batch in found for i in batch) == list(range(500))
+        assert all(len(batch) * (max(len(LINES[i]) for i in batch) + 1) <= 200 for batch in found)
+
+
+def test_epochs_differ_and_a_seed_repeats_them():
+    first, again, second = (Batches(LINES, 200, seed=1) for _ in range(3))
+    second.set_epoch(1)
+    assert list(first) == list(again) != list(second)
+
+
+def test_padding_is_little():
+    found = list(Batches(LINES, 400, seed=1))
+    padded = sum(len(batch) * (max(len(LINES[i]) for i in batch) + 1) for batch in found)
+    assert padded < 1.1 * sum(len(line) + 1 for line in LINES)
+
+
+def test_processes_share_the_batches():
+    whole = list(Batches(LINES, 200, 1))
+    parts = [list(Batches(LINES, 200, 1, rank, 3)) for rank in range(3)]
+    assert len({len(part) for part in parts}) == 1
+    shared = [batch for group in zip(*parts, strict=True) for batch in group]
+    assert shared == whole[: len(shared)] and len(whole) - len(shared) < 3
+
+
+@pytest.mark.parametrize(("name", "opener"), [("a.txt", open), ("a.txt.gz", gzip.open), ("a.txt.xz", lzma.open)])
+def test_lines_are_normalised_and_those_without_text_or_too_long_left_out(tmp_path, name, opener):
+    with opener(tmp_path / name, "wt") as file:
+        file.write("One, two!\n\n...\nThree 4\n" + "long " * 50 + "\n")
+    tokenizer = CharTokenizer(LETTERS)
+    config = TextConfig(train=[str(tmp_path / name)], dev=[str(tmp_path / name)])
+    data = TextData(config, tokenizer, english, seed=1)
+    assert [tokenizer.decode(line.tolist()) for line in data.dev_lines] == ["one two", "three four"]
+    assert data.tokens == 19
+
+
+def test_dev_lines_are_held_out_of_training(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"{'a' * i} b\n" for i in range(1, 101)))
+    data = TextData(TextConfig(train=[str(tmp_path / "a.txt")], held_out=30), CharTokenizer(LETTERS), english, seed=1)
+    lengths = [{len(line) for line in lines} for lines in (data.train_lines, data.dev_lines)]
+    assert [len(x) for x in lengths] == [70, 30] and not lengths[0] & lengths[1]
+
+
+def test_a_text_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "a.xz").write_bytes(b"no archive")
+    for name in ("a.xz", "nowhere.txt"):
+        with pytest.raises(ValueError, match=name):
+            TextData(TextConfig(train=[str(tmp_path / name)]), CharTokenizer(LETTERS), english, seed=1)
