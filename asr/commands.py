@@ -22,6 +22,7 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lm", help="language model folder (asr.train_lm), fused in the search (default: none)")
     group.add_argument("--lm-weight", type=float, default=0.3, help="of the language model's score (default: 0.3)")
     group.add_argument("--length-bonus", type=float, default=0.0, help="added to the score for each token (default: 0)")
+    group.add_argument("--precision", default="float32", help="float32, bfloat16 or int8 (default: float32)")
     group.add_argument("--nbest", type=int, default=1, help="hypotheses returned (default: 1)")
     group.add_argument("--batch-seconds", type=float, default=60.0, help="seconds decoded at once (default: 60)")
 
@@ -33,6 +34,7 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "length_bonus", "nbest")
     options = DecodeOptions(**{name: getattr(args, name) for name in names})
     settings = {"options": options, "batch_seconds": args.batch_seconds, "language_model": args.lm}
+    settings["precision"] = args.precision
     try:
         return Recognizer.load(args.model, args.device, **settings)
     except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device

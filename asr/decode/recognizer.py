@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asr.audio.reading import SAMPLE_RATE, AudioError, read_matrix, stream_audio
 from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.precision import with_precision
 from asr.decode.search import search
 from asr.decode.segments import Piece, cut_at_pauses
 from asr.model.language_model import TextModel
@@ -56,8 +57,10 @@ class Recognizer:
         options: DecodeOptions | None = None,
         batch_seconds: float = 60.0,
         language_model: TextModel | str | os.PathLike | None = None,
+        precision: str = "float32",
     ):
-        """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder.
+        """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder; `precision`
+        (float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place.
 
         Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
         if batch_seconds <= 0:
@@ -69,7 +72,8 @@ class Recognizer:
                 language_model = TextModel.load(language_model, model.device)
             if language_model.tokenizer != model.tokenizer:
                 raise ValueError("the language model writes other tokens than the model: train it with its tokenizer")
-            self.language_model = language_model.transformer.eval()
+            self.language_model = with_precision(language_model.transformer.eval(), precision)
+        model.transformer = with_precision(model.transformer, precision)
         self.options = options or DecodeOptions()
         self.batch_seconds = batch_seconds
         self.takes_matrices = model.front_end.config.kind == "matrix"

@@ -30,7 +30,7 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Memory `(B, M, D)` and its lengths. `weights` collects each layer's self-attention `(B, H, M, M)`, `outputs`
         what each layer gives, normed as the memory is, `(B, M, D)`."""
-        x, lens = self.subsampling(X, X_lens)
+        x, lens = self.subsampling(X.to(self.subsampling.dtype), X_lens)
         mask = length_mask(lens, x.shape[1])
         x = self.positions(x)
         for layer in self.layers:

@@ -96,7 +96,7 @@ class ConvolutionModule(nn.Module):
             weight, bias = self.depthwise.weight.float().unsqueeze(2), self.depthwise.bias.float()
             padding = (0, self.depthwise.padding[0])
             out = nn.functional.conv2d(image, weight, bias, padding=padding, groups=x.shape[2])
-        return out.squeeze(2).transpose(1, 2)
+        return out.squeeze(2).transpose(1, 2).to(self.norm.weight.dtype)
 
 
 class ConformerEncoderLayer(nn.Module):

@@ -46,7 +46,7 @@ class Positions(nn.Module):
         elif self.kind == "sinusoidal":
             if end > len(self.cached) or self.cached.device != x.device:
                 self.cached = sinusoids(max(1000, 2 * end), x.shape[2], device=x.device)
-            x = x + self.cached[offset:end]
+            x = x + self.cached[offset:end].to(x.dtype)
         return self.dropout(x)
 
 

@@ -32,6 +32,10 @@ class ConvSubsampling(nn.Module):
         self.convolutions = nn.Sequential(*layers).to(memory_format=torch.channels_last)
         self.output = nn.Linear(channels * width, config.d_model)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.convolutions[0].weight.dtype
+
     def forward(self, X: Tensor, X_lens: Tensor) -> tuple[Tensor, Tensor]:
         """Frames and lengths after subsampling; an utterance shorter than one output frame has length 0."""
         shortest = 1

@@ -1,0 +1,27 @@
+"""Arithmetic of decoding: float32, or something quicker that costs a little accuracy."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from asr.model.language_model import LanguageModel
+from asr.model.transformer import Transformer
+
+PRECISIONS = ("float32", "bfloat16", "int8")
+
+
+def with_precision(model: Transformer | LanguageModel, precision: str) -> Transformer | LanguageModel:
+    """The model with its weights in `precision`, changed in place where that is possible.
+
+    bfloat16 is quick where the hardware has it (AVX512-BF16, AMX, GPUs); int8 quantises the linear layers' weights, and
+    what comes into them as it comes (CPU alone). Raises ValueError for another name, or int8 on a GPU."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision: {precision!r} is not one of {', '.join(PRECISIONS)}")
+    if precision == "bfloat16":
+        return model.to(torch.bfloat16)
+    if precision == "int8":
+        if next(model.parameters()).device.type != "cpu":
+            raise ValueError("precision: int8 is for the CPU; take bfloat16 on a GPU")
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
+    return model

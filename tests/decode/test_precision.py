@@ -1,0 +1,42 @@
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from asr.decode import DecodeOptions, Recognizer
+from asr.decode.precision import with_precision
+from asr.model.config import ModelConfig
+from asr.model.transformer import Transformer
+
+
+@pytest.mark.parametrize("encoder", ["transformer", "conformer"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.1), ("int8", 0.1)])
+@torch.inference_mode()
+def test_posteriors_are_close_to_those_of_float32(encoder, precision, tolerance):
+    config = ModelConfig(encoder=encoder, d_model=64, ffn_dim=128, encoder_layers=2, decoder_layers=2)
+    model = Transformer(config).eval()
+    batch = torch.randn(2, 90, 80), torch.tensor([90, 70]), torch.randint(4, 32, (2, 6)), torch.tensor([6, 3])
+    exact = model(*batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quick = with_precision(copy.deepcopy(model), precision)(*batch)
+    for ours, theirs in ((exact.log_probs, quick.log_probs), (exact.ctc_log_probs, quick.ctc_log_probs)):
+        assert theirs.dtype == torch.float32
+        assert 0 < (ours - theirs).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("strategy", ["beam", "rescore", "ctc", "greedy"])
+def test_every_strategy_runs_in_it(tiny_model, precision, strategy):
+    sound = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        recognizer = Recognizer(tiny_model, DecodeOptions(strategy), precision=precision)
+    assert recognizer.transcribe(sound).error is None
+
+
+def test_another_name_is_refused(tiny_model):
+    with pytest.raises(ValueError, match="float64"):
+        Recognizer(tiny_model, precision="float64")
