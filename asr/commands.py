@@ -13,32 +13,35 @@ if TYPE_CHECKING:
 
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("decoding")
+    group = parser.add_argument_group("decoding", "defaults are those tuned for the model, where it was tuned")
     group.add_argument("--model", help="model folder (default: the model that ships)")
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
-    group.add_argument("--strategy", default="beam", help="beam, rescore, ctc or greedy (default: beam)")
-    group.add_argument("--beam-size", type=int, default=10, help="hypotheses kept at each step (default: 10)")
-    group.add_argument("--ctc-weight", type=float, default=0.3, help="share of the CTC score, 0 to 1 (default: 0.3)")
-    group.add_argument("--lm", help="language model folder (asr.train_lm), fused in the search (default: none)")
-    group.add_argument("--lm-weight", type=float, default=0.3, help="of the language model's score (default: 0.3)")
-    group.add_argument("--length-bonus", type=float, default=0.0, help="added to the score for each token (default: 0)")
     group.add_argument("--precision", default="float32", help="float32, bfloat16 or int8 (default: float32)")
-    group.add_argument("--nbest", type=int, default=1, help="hypotheses returned (default: 1)")
     group.add_argument("--batch-seconds", type=float, default=60.0, help="seconds decoded at once (default: 60)")
+    group.add_argument("--lm", help="language model folder (asr.train_lm), fused in the search (default: none)")
+    group.add_argument("--strategy", help="beam, rescore, ctc or greedy (default: beam)")
+    group.add_argument("--beam-size", type=int, help="hypotheses kept at each step (default: 10)")
+    group.add_argument("--ctc-weight", type=float, help="share of the CTC score, 0 to 1 (default: 0.3)")
+    group.add_argument("--lm-weight", type=float, help="of the language model's score (default: 0.3)")
+    group.add_argument("--length-bonus", type=float, help="added to the score for each token (default: 0)")
+    group.add_argument("--nbest", type=int, help="hypotheses returned (default: 1)")
 
 
 def load_recognizer(args: argparse.Namespace) -> Recognizer:
     """The recogniser that the options ask for. Raises ValueError naming the option or the folder that is wrong."""
-    from asr.decode import DecodeOptions, Recognizer
+    from dataclasses import replace
 
-    names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "length_bonus", "nbest")
-    options = DecodeOptions(**{name: getattr(args, name) for name in names})
-    settings = {"options": options, "batch_seconds": args.batch_seconds, "language_model": args.lm}
-    settings["precision"] = args.precision
+    from asr.decode import Recognizer
+
+    settings = {"batch_seconds": args.batch_seconds, "language_model": args.lm, "precision": args.precision}
     try:
-        return Recognizer.load(args.model, args.device, **settings)
+        recognizer = Recognizer.load(args.model, args.device, **settings)
     except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device
         raise ValueError(f"--device {args.device}: {str(error).splitlines()[0]}") from None
+    names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "length_bonus", "nbest")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    recognizer.options = replace(recognizer.options, **given)
+    return recognizer
 
 
 @contextlib.contextmanager

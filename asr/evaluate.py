@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,42 +58,27 @@ def main(argv: list[str] | None = None) -> None:
 def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> dict:
     """Transcribes the cuts and scores them; writes what was heard to `out` (JSONL). Rates are in percent.
 
-    What cannot be read is reported by name and is not scored. Raises ValueError where the model cannot take what was
-    read (sound instead of matrices, matrices of another width)."""
-    from asr.corpus import iterate
-    from asr.decode.scoring import character_errors, word_errors
+    Raises ValueError as `transcribe_cuts` does."""
+    from asr.decode.scoring import character_errors, transcribe_cuts, word_errors
 
-    normalize = recognizer.model.normalize
-    read = []
-
-    def sounds():
-        for cut, sound in iterate(cuts):
-            read.append(cut)
-            yield sound
-
-    started = time.monotonic()
     with progress_bar(sum(cut.duration for cut in cuts)) as advance:
-        transcripts = list(recognizer.transcribe_all(sounds(), advance))
-    took = time.monotonic() - started
-    for cut, transcript in zip(read, transcripts, strict=True):
-        if transcript.error:
-            raise ValueError(f"{cut.id}: {transcript.error}")
-    references = [normalize(cut.supervisions[0].text or "") for cut in read]
-    hypotheses = [normalize(transcript.text) for transcript in transcripts]
+        done = transcribe_cuts(recognizer, cuts, advance)
     if out:
-        rows = zip(read, references, hypotheses, transcripts, strict=True)
         with open(out, "w", encoding="utf-8") as file:
-            for cut, said, heard, transcript in rows:
+            for cut, said, heard, transcript in zip(
+                done.cuts, done.references, done.hypotheses, done.transcripts, strict=True
+            ):
                 score = sum(segment.score for segment in transcript.segments)
                 row = {"id": cut.id, "reference": said, "hypothesis": heard, "score": score}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    words, characters = word_errors(references, hypotheses), character_errors(references, hypotheses)
+    words = word_errors(done.references, done.hypotheses)
+    characters = character_errors(done.references, done.hypotheses)
     return {
         "words": {"rate": words.rate, **dataclasses.asdict(words)},
         "characters": {"rate": characters.rate, **dataclasses.asdict(characters)},
-        "utterances": len(read),
-        "seconds": sum(cut.duration for cut in read),
-        "decoding_seconds": took,
+        "utterances": len(done.cuts),
+        "seconds": sum(cut.duration for cut in done.cuts),
+        "decoding_seconds": done.seconds,
     }
 
 

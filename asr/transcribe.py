@@ -53,6 +53,7 @@ def _description(transcript) -> dict:
             "end": round(segment.end, 3),
             "text": segment.text,
             "score": round(segment.score, 4),
+            "words": [{"word": word.text, "confidence": round(word.confidence, 4)} for word in segment.words],
             "nbest": [{"text": text, "score": round(score, 4)} for text, score in segment.nbest],
         }
         for segment in transcript.segments

@@ -125,3 +125,21 @@ def test_evaluate_says_what_is_no_corpus(files):
 def test_commands_work_from_any_directory(files, tmp_path):
     done = run("asr.transcribe", "--model", "model", "a.wav", cwd=files)
     assert done.returncode == 0
+
+
+def test_tuning_writes_what_the_other_commands_then_do(files):
+    options = ["--model", files / "model", "--ctc-weights", 0.3, 1.0, "--beam-size", 2, "--write"]
+    done = run("asr.tune", files, *options)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    assert lines[0] == "| ctc_weight | lm_weight | length_bonus | WER % | seconds |"
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| 0.3", "| 1"]
+    assert "expected calibration error" in lines[4]
+    assert json.loads((files / "model" / "decoding.json").read_text())["options"]["beam_size"] == 2
+    assert run("asr.transcribe", "--model", files / "model", files / "a.wav").returncode == 0
+
+
+def test_tuning_does_not_change_the_model_that_ships(files):
+    done = run("asr.tune", files, "--write")
+    assert done.returncode == 2
+    assert b"--write needs --model" in done.stderr

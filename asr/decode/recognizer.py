@@ -12,10 +12,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from asr.audio.reading import SAMPLE_RATE, AudioError, read_matrix, stream_audio
+from asr.decode.confidence import Calibration, word_confidences
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.precision import with_precision
 from asr.decode.search import search
 from asr.decode.segments import Piece, cut_at_pauses
+from asr.decode.tuning import load_tuning
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.resources import resource
@@ -27,6 +29,15 @@ BATCHES_AHEAD = 16  # at most as many batches of pieces are read before they are
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word and how sure the recogniser is of it, from 0 to 1."""
+
+    text: str
+    confidence: float
+    token_scores: tuple[float, ...] = field(repr=False, default=())  # what its tokens added to the hypothesis' score
+
+
+@dataclass(frozen=True)
 class Segment:
     """A piece of a recording and what was heard in it."""
 
@@ -35,6 +46,7 @@ class Segment:
     text: str
     score: float  # log-probability of the best hypothesis
     nbest: list[tuple[str, float]] = field(default_factory=list)  # texts and scores, best first
+    words: list[Word] = field(default_factory=list)  # of the best hypothesis
 
 
 @dataclass(frozen=True)
@@ -58,9 +70,11 @@ class Recognizer:
         batch_seconds: float = 60.0,
         language_model: TextModel | str | os.PathLike | None = None,
         precision: str = "float32",
+        calibration: Calibration | None = None,
     ):
         """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder; `precision`
-        (float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place.
+        (float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place; `calibration` is of the
+        words' confidences.
 
         Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
         if batch_seconds <= 0:
@@ -76,6 +90,7 @@ class Recognizer:
         model.transformer = with_precision(model.transformer, precision)
         self.options = options or DecodeOptions()
         self.batch_seconds = batch_seconds
+        self.calibration = calibration
         self.takes_matrices = model.front_end.config.kind == "matrix"
         self.rate = model.front_end.config.frames_per_second if self.takes_matrices else SAMPLE_RATE
 
@@ -83,9 +98,13 @@ class Recognizer:
     def load(cls, folder: str | Path | None = None, device: str | None = None, **settings) -> Recognizer:
         """The recogniser of a model folder (None: the model that ships); `settings` as in `__init__`.
 
-        `device` None takes a GPU where there is one. Raises ModelError for what is no model folder."""
+        `device` None takes a GPU where there is one. What was tuned for the model (`asr.tune`) lies in its folder, too,
+        and is the default. Raises ModelError for what is no model folder."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(SpeechModel.load(folder or resource("data", "models", "english"), device), **settings)
+        folder = Path(folder or resource("data", "models", "english"))
+        options, calibration = load_tuning(folder)
+        defaults = {"options": options, "calibration": calibration}
+        return cls(SpeechModel.load(folder, device), **(defaults | settings))
 
     def transcribe(self, recording: Recording) -> Transcript:
         """The transcript of a file, or of an array: samples `(N,)` at 16 kHz, or a matrix `(T, d)` where the model
@@ -180,7 +199,13 @@ class Recognizer:
     def _segment(self, piece: Piece, found: list[Hypothesis]) -> Segment:
         texts = [(self.model.tokenizer.decode(h.tokens).strip(), h.score) for h in found]
         end = piece.start + len(piece.samples) / self.rate
-        return Segment(piece.start, end, texts[0][0], texts[0][1], texts)
+        return Segment(piece.start, end, texts[0][0], texts[0][1], texts, self._words(found[0]))
+
+    def _words(self, hypothesis: Hypothesis) -> list[Word]:
+        spans = self.model.tokenizer.words(hypothesis.tokens)
+        scores = [tuple(hypothesis.token_scores[part]) for _, part in spans]
+        confidences = word_confidences(scores, self.calibration).tolist()
+        return [Word(text, *rest) for (text, _), *rest in zip(spans, confidences, scores, strict=True)]
 
 
 def _name(recording: Recording) -> str:

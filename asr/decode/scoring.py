@@ -1,11 +1,16 @@
-"""Word and character error rates (jiwer does the alignment)."""
+"""A corpus transcribed, and its word and character error rates (jiwer does the alignment)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jiwer
+from lhotse import CutSet, MonoCut
+
+from asr.corpus import iterate
+from asr.decode.recognizer import Recognizer, Transcript
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,52 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
 def character_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
     """CER's counts, spaces included."""
     return _errors(jiwer.process_characters, references, hypotheses)
+
+
+def right_words(reference: str, hypothesis: str) -> list[bool]:
+    """For each word of the hypothesis: whether it stands in the reference where the alignment puts it."""
+    if not reference or not hypothesis:
+        return [False] * len(hypothesis.split())
+    right = [False] * len(hypothesis.split())
+    for chunk in jiwer.process_words(reference, hypothesis).alignments[0]:
+        if chunk.type == "equal":
+            right[chunk.hyp_start_idx : chunk.hyp_end_idx] = [True] * (chunk.hyp_end_idx - chunk.hyp_start_idx)
+    return right
+
+
+@dataclass(frozen=True)
+class Transcribed:
+    """A corpus as it was said and as it was heard."""
+
+    cuts: list[MonoCut]
+    references: list[str]  # normalised
+    hypotheses: list[str]  # normalised
+    transcripts: list[Transcript]
+    seconds: float  # that it took
+
+
+def transcribe_cuts(
+    recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None
+) -> Transcribed:
+    """Transcribes the cuts; what cannot be read is reported by name and left out. `progress` is told the seconds done.
+
+    Raises ValueError where the model cannot take what was read (sound instead of matrices, or of another width)."""
+    normalize = recognizer.model.normalize
+    read = []
+
+    def sounds():
+        for cut, sound in iterate(cuts):
+            read.append(cut)
+            yield sound
+
+    started = time.monotonic()
+    transcripts = list(recognizer.transcribe_all(sounds(), progress))
+    took = time.monotonic() - started
+    for cut, transcript in zip(read, transcripts, strict=True):
+        if transcript.error:
+            raise ValueError(f"{cut.id}: {transcript.error}")
+    references = [normalize(cut.supervisions[0].text or "") for cut in read]
+    return Transcribed(read, references, [normalize(transcript.text) for transcript in transcripts], transcripts, took)
 
 
 def _errors(process, references: Sequence[str], hypotheses: Sequence[str]) -> Errors:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 BLANK, UNK, SOS, EOS = 0, 1, 2, 3
@@ -28,6 +29,16 @@ class Tokenizer(ABC):
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; blank, start and end are left out, unknown is written as U+FFFD."""
+
+    @abstractmethod
+    def begins_word(self, token: int) -> bool:
+        """Whether a new word begins at (or, where the space is a token, after) this token."""
+
+    def words(self, ids: Sequence[int]) -> list[tuple[str, slice]]:
+        """The words of `ids` and which of the ids write each; scripts without spaces have one word."""
+        edges = [0, *(i for i, token in enumerate(ids) if i and self.begins_word(token)), len(ids)]
+        parts = [slice(first, last) for first, last in pairwise(edges)]
+        return [(word, part) for part in parts if (word := self.decode(ids[part]).strip())]
 
     @abstractmethod
     def save(self, folder: str | Path) -> None:
@@ -63,6 +74,9 @@ class CharTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         first = len(SPECIALS)
         return "".join(self.characters[i - first] if i >= first else "\ufffd" for i in ids if i >= first or i == UNK)
+
+    def begins_word(self, token: int) -> bool:
+        return token >= len(SPECIALS) and self.characters[token - len(SPECIALS)] == " "
 
     def save(self, folder: str | Path) -> None:
         text = json.dumps(self.characters, ensure_ascii=False)
@@ -133,6 +147,9 @@ class BPETokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         text = self._processor.Decode([i for i in ids if i not in (BLANK, SOS, EOS)])
         return text.replace(" \u2047 ", "\ufffd")
+
+    def begins_word(self, token: int) -> bool:
+        return self._processor.IdToPiece(token).startswith("\u2581")
 
     def save(self, folder: str | Path) -> None:
         (Path(folder) / self.file_name).write_bytes(self._model)

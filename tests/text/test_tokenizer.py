@@ -22,6 +22,20 @@ def test_special_symbols_have_the_same_ids_everywhere(tokenizer):
     assert tokenizer.decode([SOS, *ids, BLANK, EOS]) == "the cat"
 
 
+def test_words_and_the_tokens_that_write_them(tokenizer):
+    ids = tokenizer.encode("a dog's day")
+    words = tokenizer.words(ids)
+    assert [word for word, _ in words] == ["a", "dog's", "day"]
+    assert [i for _, part in words for i in ids[part]] == ids
+    assert tokenizer.words([]) == []
+
+
+def test_tokenizers_are_equal_where_they_write_alike(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    assert load_tokenizer(tmp_path) == tokenizer
+    assert CharTokenizer("abc") != tokenizer
+
+
 def test_what_is_not_in_the_vocabulary_is_unknown(tokenizer):
     assert UNK in tokenizer.encode("caté")
     assert "\ufffd" in tokenizer.decode(tokenizer.encode("caté"))

@@ -1,0 +1,61 @@
+"""How sure the recogniser is of a word: from what its tokens added to the hypothesis' score, calibrated on a dev set.
+
+Platt scaling (Platt 1999) of the mean and the least of the tokens' log-probabilities; the expected calibration error
+(Naeini et al. 2015) tells how far the confidences are from the rate of right words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+ITERATIONS = 50  # of Newton's method; it needs about eight
+RIDGE = 1e-3  # keeps the weights finite where the words can be told apart without error
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Weights of the logistic function of a word's mean and least token score."""
+
+    bias: float
+    mean: float
+    least: float
+
+    @classmethod
+    def fit(cls, token_scores: Sequence[Sequence[float]], right: Sequence[bool]) -> Calibration:
+        """From the scores of each word's tokens, and whether the word was right. Raises ValueError without words."""
+        if not right:
+            raise ValueError("no word to calibrate the confidences on")
+        X, y = _features(token_scores), np.array(right, float)
+        weights = np.zeros(X.shape[1])
+        for _ in range(ITERATIONS):
+            p = 1 / (1 + np.exp(-X @ weights))
+            gradient = X.T @ (p - y) + RIDGE * weights
+            hessian = (X * (p * (1 - p))[:, None]).T @ X + RIDGE * np.eye(len(weights))
+            weights -= np.linalg.solve(hessian, gradient)
+        return cls(*weights.tolist())
+
+
+def word_confidences(token_scores: Sequence[Sequence[float]], calibration: Calibration | None = None) -> np.ndarray:
+    """Confidence in [0, 1] of each word from the scores of its tokens; without calibration their geometric mean."""
+    if not token_scores:
+        return np.zeros(0)
+    X = _features(token_scores)
+    if calibration is None:
+        return np.exp(np.minimum(X[:, 1], 0.0))
+    return 1 / (1 + np.exp(-X @ np.array([calibration.bias, calibration.mean, calibration.least])))
+
+
+def expected_calibration_error(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> float:
+    """Mean distance of confidence and rate of right words over bins of equal width, weighted by their words."""
+    confidence, truth = np.asarray(confidences, float), np.asarray(right, float)
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = [abs((confidence[place == b] - truth[place == b]).sum()) for b in range(bins)]
+    return float(sum(gaps) / max(1, len(truth)))
+
+
+def _features(token_scores: Sequence[Sequence[float]]) -> np.ndarray:
+    """`(words, 3)`: 1, mean, least."""
+    return np.array([(1.0, sum(scores) / len(scores), min(scores)) for scores in token_scores])

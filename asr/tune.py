@@ -1,0 +1,97 @@
+"""Choosing how a model decodes, on a dev set: `python -m asr.tune dev.jsonl --model exp/a/model --ctc-weights .2 .4`.
+
+Every combination of the weights is scored; a table shows WER and time. The words' confidences are calibrated on the
+best one's transcripts. With --write both go into the model folder, where transcribe and evaluate find them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asr.commands import add_decoding_options, fail, load_recognizer
+
+if TYPE_CHECKING:
+    from lhotse import CutSet
+
+    from asr.decode import DecodeOptions, Recognizer
+
+AXES = {"ctc_weight": "--ctc-weights", "lm_weight": "--lm-weights", "length_bonus": "--length-bonuses"}
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="asr-tune", description="Chooses the weights of decoding on a dev set.")
+    parser.add_argument("corpus", nargs="+", help="manifest (.jsonl), tar, cuts (.jsonl.gz), AN4 list, folder")
+    for name, flag in AXES.items():
+        parser.add_argument(flag, dest=f"{name}s", type=float, nargs="+", help="values to try (default: the model's)")
+    parser.add_argument("--write", action="store_true", help="keep the best in the model folder")
+    add_decoding_options(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        if args.write and not args.model:
+            raise ValueError("--write needs --model: the model that ships is not changed")
+        from asr.corpus import open_corpus
+        from asr.decode.tuning import save_tuning
+
+        recognizer, cuts = load_recognizer(args), open_corpus(args.corpus)
+        axes = {name: getattr(args, f"{name}s") or [getattr(recognizer.options, name)] for name in AXES}
+        options = best_options(recognizer, cuts, axes)
+        recognizer.options = options
+        calibration, before, after = calibrate(recognizer, cuts)
+    except ValueError as error:
+        fail("asr.tune", error)
+    print(f"expected calibration error of the words' confidences: {before:.3f}, calibrated {after:.3f}")
+    if args.write:
+        save_tuning(Path(args.model), options, calibration)
+        print(f"written to {args.model}")
+
+
+def best_options(recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[float]]) -> DecodeOptions:
+    """Prints the table of all combinations of `axes` (field of DecodeOptions to values); the best by WER."""
+    from asr.decode.scoring import transcribe_cuts, word_errors
+
+    start, found = recognizer.options, []
+    print(f"| {' | '.join(axes)} | WER % | seconds |\n|{' --- |' * (len(axes) + 2)}")
+    for values in itertools.product(*axes.values()):
+        options = recognizer.options = replace(start, **dict(zip(axes, values, strict=True)))
+        scored = transcribe_cuts(recognizer, cuts)
+        wer = word_errors(scored.references, scored.hypotheses).rate
+        found.append((wer, len(found), options))
+        print(f"| {' | '.join(f'{value:g}' for value in values)} | {wer:.2f} | {scored.seconds:.1f} |", flush=True)
+    return min(found)[2]
+
+
+def calibrate(recognizer: Recognizer, cuts: CutSet):
+    """A `Calibration` fitted on the recogniser's transcripts, and the expected calibration error before and after.
+
+    Every other utterance is for fitting, the rest for the errors."""
+    from asr.decode.confidence import Calibration, expected_calibration_error, word_confidences
+    from asr.decode.scoring import right_words, transcribe_cuts
+
+    scored = transcribe_cuts(recognizer, cuts)
+    halves: list[tuple[list, list]] = [([], []), ([], [])]
+    rows = zip(scored.references, scored.hypotheses, scored.transcripts, strict=True)
+    for i, (said, heard, transcript) in enumerate(rows):
+        words = [word for segment in transcript.segments for word in segment.words]
+        if len(words) != len(heard.split()):
+            continue  # the normaliser joined or split some: it is not known which scores are whose
+        scores, right = halves[i % 2]
+        scores += [word.token_scores for word in words]
+        right += right_words(said, heard)
+    (scores, right), (other_scores, other_right) = halves
+    calibration = Calibration.fit(scores, right)
+    errors = (expected_calibration_error(word_confidences(other_scores, c), other_right) for c in (None, calibration))
+    return calibration, *errors
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+import numpy as np
+import pytest
+
+from asr.decode.confidence import Calibration, expected_calibration_error, word_confidences
+
+
+def test_without_calibration_it_is_the_geometric_mean_of_the_tokens():
+    scores = [[np.log(0.9), np.log(0.4)], [np.log(0.5)]]
+    assert word_confidences(scores) == pytest.approx([0.6, 0.5])
+    assert len(word_confidences([])) == 0
+
+
+def test_the_calibration_error_is_the_distance_from_the_rate_of_right_words():
+    assert expected_calibration_error([0.95] * 100, [True] * 60 + [False] * 40) == pytest.approx(0.35)
+    assert expected_calibration_error([0.75] * 4 + [0.25] * 4, [1, 1, 1, 0, 1, 0, 0, 0]) == pytest.approx(0.0)
+
+
+def test_calibrating_makes_confidences_tell_the_rate():
+    rng = np.random.default_rng(0)
+    means = -rng.exponential(0.5, 4000)
+    scores = [[m, 2 * m] for m in means]
+    right = rng.random(4000) < 1 / (1 + np.exp(-(2.0 + 3.0 * means)))  # overconfident before
+    calibration = Calibration.fit(scores[:2000], right[:2000].tolist())
+    errors = [expected_calibration_error(word_confidences(scores[2000:], c), right[2000:]) for c in (None, calibration)]
+    assert errors[1] < 0.03 < errors[0]
+
+
+def test_words_all_right_are_no_error():
+    calibration = Calibration.fit([[-0.1], [-0.2]], [True, True])
+    assert (word_confidences([[-0.1]], calibration) > 0.5).all()
+    with pytest.raises(ValueError, match="no word"):
+        Calibration.fit([], [])
