@@ -100,6 +100,7 @@ class TrainConfig:
     epochs: int = 40
     validate_every: int = 1  # epochs
     average: int = 10  # checkpoints, the best by dev WER, averaged into the model
+    export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
     patience: int = 0  # validations without a better dev WER after which training stops; 0: never
     precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
     seed: int = 1
@@ -109,6 +110,8 @@ class TrainConfig:
     def __post_init__(self):
         if self.epochs < 1 or self.validate_every < 1 or self.average < 1 or self.patience < 0:
             raise ValueError("epochs, validate_every and average must be at least 1, patience at least 0")
+        if self.export not in ("float32", "float16"):
+            raise ValueError(f"export: {self.export!r} is not one of float32, float16")
 
 
 @dataclass

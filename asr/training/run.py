@@ -64,7 +64,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]
     folder = out / "model"
     if trainer.is_global_zero:
-        model.save(folder)
+        model.save(folder, getattr(torch, config.export))
     logger.info("dev WER %.2f %% (average of %d checkpoints); the model is in %s", wer, len(best), folder)
     return folder, wer
 

@@ -1,0 +1,59 @@
+"""The recipe of the model that ships, all stages, on a miniature."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from asr.audio.reading import SAMPLE_RATE
+from tests.conftest import ROOT
+
+SMALL = ["epochs=1", "tokenizer.kind=char", "model.d_model=16", "model.encoder_layers=1", "model.decoder_layers=1"]
+
+
+def run(*arguments, cwd) -> subprocess.CompletedProcess:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    command = ["bash", ROOT / "recipes" / "english" / "run.sh", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def write_tar(path: Path, utterances: int) -> None:
+    rng = np.random.default_rng(0)
+    files, manifest = {}, []
+    for i in range(utterances):
+        sound = io.BytesIO()
+        soundfile.write(sound, rng.normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE, format="WAV")
+        files[f"{i}.wav"] = sound.getvalue()
+        name = f"{path.stem}-{i}"
+        manifest.append({"id": name, "audio_filepath": f"{i}.wav", "duration": 1.0, "text": "Yes.", "speaker": "a"})
+    files["manifest.jsonl"] = "\n".join(map(json.dumps, manifest)).encode()
+    with tarfile.open(path, "w") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def test_from_the_corpora_to_the_table(tmp_path):
+    for name, size in (("a.train", 4), ("b.train", 4), ("a.dev", 2), ("b.dev", 2), ("c.test", 2)):
+        write_tar(tmp_path / f"{name}.tar", size)
+    done = run("--speech", tmp_path, *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "exp" / "english" / "RESULTS.md").read_text().splitlines()
+    assert [row.split(" | ")[0] for row in table[2:]] == ["| a.dev", "| b.dev", "| c.test"]
+    assert (tmp_path / "exp" / "english" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("arguments", [["--speech", "nowhere"], ["--frobnicate"]])
+def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("run.sh: ")
