@@ -17,7 +17,7 @@ from asr.commands import add_decoding_options, fail, load_recognizer, progress_b
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-transcribe", description="Transcribes recordings.")
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="sound (wav, flac, ogg, opus, mp3, ...); - reads stdin"
+        "files", nargs="+", metavar="FILE", help="sound (wav, flac, ogg, opus, mp3, ...), or a folder of it; - is stdin"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a file: text, segments, n-best, scores")
     add_decoding_options(parser)
@@ -30,16 +30,16 @@ def main(argv: list[str] | None = None) -> None:
         recognizer = load_recognizer(args)
     except ValueError as error:
         fail("asr.transcribe", error)
-    failed = False
-    with progress_bar(_seconds(args.files) if sys.stderr.isatty() else 0.0) as advance:
-        for transcript in recognizer.transcribe_all(args.files, advance):
+    failed, files = False, _files(args.files)
+    with progress_bar(_seconds(files) if sys.stderr.isatty() else 0.0) as advance:
+        for transcript in recognizer.transcribe_all(files, advance):
             if transcript.error:
                 failed = True
                 print(f"asr.transcribe: {transcript.error}", file=sys.stderr)
             if args.json:
                 print(json.dumps(_description(transcript), ensure_ascii=False), flush=True)
             elif not transcript.error:
-                name = f"{transcript.name}: " if len(args.files) > 1 else ""
+                name = f"{transcript.name}: " if len(files) > 1 else ""
                 print(f"{name}{transcript.text}", flush=True)
     sys.exit(1 if failed else 0)
 
@@ -60,6 +60,24 @@ def _description(transcript) -> dict:
     ]
     duration = round(transcript.duration, 3)
     return {"file": transcript.name, "text": transcript.text, "duration": duration, "segments": segments}
+
+
+def _files(arguments: list[str]) -> list[str]:
+    """The arguments, each folder among them replaced by the sound under it."""
+    from pathlib import Path
+
+    from asr.audio.reading import AUDIO_SUFFIXES
+
+    found = []
+    for argument in arguments:
+        if argument == "-" or not Path(argument).is_dir():
+            found.append(argument)
+            continue
+        inside = [str(path) for path in sorted(Path(argument).rglob("*")) if path.suffix.lower() in AUDIO_SUFFIXES]
+        if not inside:
+            fail("asr.transcribe", f"{argument}: no sound in this folder")
+        found += inside
+    return found
 
 
 def _seconds(files: list[str]) -> float:

@@ -127,6 +127,16 @@ def test_commands_work_from_any_directory(files, tmp_path):
     assert done.returncode == 0
 
 
+def test_a_folder_stands_for_the_sound_in_it(files):
+    (files / "more").mkdir()
+    (files / "a.wav").rename(files / "more" / "a.wav")
+    lines = run("asr.transcribe", "--model", files / "model", files).stdout.decode().splitlines()
+    assert [line.split(": ")[0] for line in lines] == [str(files / "b.wav"), str(files / "more" / "a.wav")]
+    empty = run("asr.transcribe", "--model", files / "model", files / "model")
+    assert empty.returncode == 2
+    assert b"no sound in this folder" in empty.stderr
+
+
 def test_tuning_writes_what_the_other_commands_then_do(files):
     options = ["--model", files / "model", "--ctc-weights", 0.3, 1.0, "--beam-size", 2, "--write"]
     done = run("asr.tune", files, *options)
