@@ -21,7 +21,7 @@ from asr.text.tokenizer import SOS
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy, targets
 from asr.training.optimized import Optimized
-from asr.training.run import best_precision, keep_freed_memory
+from asr.training.run import begin, best_precision
 from asr.training.text import TextData
 
 logger = logging.getLogger(__name__)
@@ -75,12 +75,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
 
     Raises ValueError for data or options that cannot be used, FileExistsError where `config.out` holds a training that
     is not to be resumed."""
-    out = Path(config.out)
-    last = out / "checkpoints" / "last.ckpt"
-    if last.exists() and not config.resume:
-        raise FileExistsError(f"{out} holds a training already: resume=true goes on with it, out=... starts another")
-    L.seed_everything(config.seed, workers=True, verbose=False)
-    keep_freed_memory()
+    last = begin(config)
     recognizer = SpeechModel.load(config.tokenizer)
     data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed)
     model = LanguageModel(replace(config.model, vocab_size=len(recognizer.tokenizer)))
@@ -88,11 +83,11 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     module = LanguageModelTraining(config, model, config.epochs * data.batches_per_epoch() // trainer.world_size)
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
     logger.info("%d lines, %.1f M tokens, %.1f M parameters", len(data.train_lines), data.tokens / 1e6, parameters)
-    trainer.fit(module, data, ckpt_path=last if last.exists() else None, weights_only=True)
+    trainer.fit(module, data, ckpt_path=last, weights_only=True)
     best = torch.load(trainer.checkpoint_callback.best_model_path, weights_only=True)["state_dict"]
     module.load_state_dict(best)
     perplexity = math.exp(trainer.validate(module, data, verbose=False)[0]["dev/loss"])
-    folder = out / "model"
+    folder = Path(config.out) / "model"
     if trainer.is_global_zero:
         TextModel(model, recognizer.tokenizer, recognizer.normalizer_name).save(folder)
     logger.info("dev perplexity %.2f a token; the language model is in %s", perplexity, folder)

@@ -22,7 +22,7 @@ from asr.model.transformer import Transformer
 from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer, load_tokenizer
 from asr.training.averaging import average_checkpoints
 from asr.training.callbacks import EpochLine, Samples
-from asr.training.config import TokenizerConfig, TrainConfig
+from asr.training.config import LMTrainConfig, TokenizerConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 
@@ -38,19 +38,15 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     Raises ValueError for data or options that cannot be used, FileExistsError where `config.out` holds a training that
     is not to be resumed."""
     out = Path(config.out)
-    last = out / "checkpoints" / "last.ckpt"
-    if last.exists() and not config.resume:
-        raise FileExistsError(f"{out} holds a training already: resume=true goes on with it, out=... starts another")
-    L.seed_everything(config.seed, workers=True, verbose=False)
-    keep_freed_memory()
+    last = begin(config)
     data = SpeechData(config.data, config.seed)
-    tokenizer = load_tokenizer(out) if last.exists() else build_tokenizer(config.tokenizer, data.texts())
+    tokenizer = load_tokenizer(out) if last else build_tokenizer(config.tokenizer, data.texts())
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(out)
     model = build_model(config, tokenizer)
     data.fit_to(model)
     trainer, updates = _trainer(config, data, out)
-    if not last.exists():
+    if not last:
         model.front_end.set_statistics(*_statistics(model, data))
     module = SpeechTraining(config, model, updates)
     hours, parameters = data.train_seconds / 3600, sum(p.numel() for p in model.parameters()) / 1e6
@@ -58,7 +54,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
         "%.2f h of speech in %d utterances, %.1f M parameters, %s, %s updates",
         *(hours, len(data.train_cuts), parameters, trainer.precision, updates),
     )
-    trainer.fit(module, data, ckpt_path=last if last.exists() else None, weights_only=True)
+    trainer.fit(module, data, ckpt_path=last, weights_only=True)
     best = sorted(trainer.checkpoint_callback.best_k_models.items(), key=lambda item: item[1])
     model.load_state_dict(average_checkpoints([path for path, _ in best]))
     wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]
@@ -67,6 +63,20 @@ def train(config: TrainConfig) -> tuple[Path, float]:
         model.save(folder, getattr(torch, config.export))
     logger.info("dev WER %.2f %% (average of %d checkpoints); the model is in %s", wer, len(best), folder)
     return folder, wer
+
+
+def begin(config: TrainConfig | LMTrainConfig) -> Path | None:
+    """Seeds every generator; the checkpoint from which the training in `config.out` goes on, None at its start.
+
+    Raises FileExistsError where `config.out` holds a training that is not to be resumed."""
+    last = Path(config.out) / "checkpoints" / "last.ckpt"
+    if last.exists() and not config.resume:
+        raise FileExistsError(
+            f"{config.out} holds a training already: resume=true goes on with it, out=... starts another"
+        )
+    L.seed_everything(config.seed, workers=True, verbose=False)
+    _keep_freed_memory()
+    return last if last.exists() else None
 
 
 def build_model(config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
@@ -132,7 +142,7 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
     return trainer, config.epochs * math.ceil(data.batches_per_epoch() / devices / accumulate)
 
 
-def keep_freed_memory() -> None:
+def _keep_freed_memory() -> None:
     """Stops glibc from returning freed blocks to the kernel, which clears them anew for every step: a sixth of the time
     of a training on a CPU. Elsewhere it does nothing."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

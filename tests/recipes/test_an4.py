@@ -1,8 +1,5 @@
 """The AN4 recipe, all stages, on a miniature in AN4's own layout."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +7,7 @@ import pytest
 import soundfile
 
 from asr.audio.reading import SAMPLE_RATE
-from tests.conftest import ROOT
-
-SMALL = ["epochs=1", "validate_every=1", "model.d_model=16", "model.encoder_layers=1", "model.decoder_layers=1"]
-
-
-def run(*arguments, cwd) -> subprocess.CompletedProcess:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
-    command = ["bash", ROOT / "recipes" / "an4" / "run.sh", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+from tests.recipes.conftest import SMALL, run_recipe
 
 
 @pytest.fixture
@@ -41,7 +29,7 @@ def an4(tmp_path) -> Path:
 
 
 def test_from_the_audio_to_the_table(an4, tmp_path):
-    done = run("--data", an4, *SMALL, cwd=tmp_path)
+    done = run_recipe("an4", "--data", an4, *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "exp" / "an4" / "RESULTS.md").read_text().splitlines()
     assert len(table) == 2 + 2 * 3
@@ -49,7 +37,7 @@ def test_from_the_audio_to_the_table(an4, tmp_path):
 
 
 def test_stages_run_on_their_own(an4, tmp_path):
-    done = run("--data", an4, "--stop-stage", "1", cwd=tmp_path)
+    done = run_recipe("an4", "--data", an4, "--stop-stage", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "exp" / "an4" / "cuts" / "dev.jsonl.gz").is_file()
     assert not (tmp_path / "exp" / "an4" / "model").exists()
@@ -57,6 +45,6 @@ def test_stages_run_on_their_own(an4, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--data", "nowhere"], ["--frobnicate"]])
 def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
-    done = run(*arguments, cwd=tmp_path)
+    done = run_recipe("an4", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("run.sh: ")

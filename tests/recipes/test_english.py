@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -13,16 +10,7 @@ import pytest
 import soundfile
 
 from asr.audio.reading import SAMPLE_RATE
-from tests.conftest import ROOT
-
-SMALL = ["epochs=1", "tokenizer.kind=char", "model.d_model=16", "model.encoder_layers=1", "model.decoder_layers=1"]
-
-
-def run(*arguments, cwd) -> subprocess.CompletedProcess:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
-    command = ["bash", ROOT / "recipes" / "english" / "run.sh", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+from tests.recipes.conftest import SMALL, run_recipe
 
 
 def write_tar(path: Path, utterances: int) -> None:
@@ -45,7 +33,7 @@ def write_tar(path: Path, utterances: int) -> None:
 def test_from_the_corpora_to_the_table(tmp_path):
     for name, size in (("a.train", 4), ("b.train", 4), ("a.dev", 2), ("b.dev", 2), ("c.test", 2)):
         write_tar(tmp_path / f"{name}.tar", size)
-    done = run("--speech", tmp_path, *SMALL, cwd=tmp_path)
+    done = run_recipe("english", "--speech", tmp_path, *SMALL, "tokenizer.kind=char", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "exp" / "english" / "RESULTS.md").read_text().splitlines()
     assert [row.split(" | ")[0] for row in table[2:]] == ["| a.dev", "| b.dev", "| c.test"]
@@ -54,6 +42,6 @@ def test_from_the_corpora_to_the_table(tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--speech", "nowhere"], ["--frobnicate"]])
 def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
-    done = run(*arguments, cwd=tmp_path)
+    done = run_recipe("english", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("run.sh: ")
