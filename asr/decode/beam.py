@@ -72,7 +72,7 @@ class BeamSearch:
     def run(self) -> list[list[Hypothesis]]:
         """The `options.nbest` best hypotheses of each utterance, best first."""
         for step in range(self.most + 1):
-            self._advance(step)
+            self.advance(step)
             if step % CHECK_EVERY == CHECK_EVERY - 1:
                 done = self._done(step + 1)
                 if done.any():
@@ -98,7 +98,7 @@ class BeamSearch:
         table = (lens.new_zeros(B, W, self.most), zero.new_zeros(B, W, self.most), lens.new_zeros(B, W))
         return running, Ended(*table, torch.full_like(zero, 2 * NEVER))
 
-    def _advance(self, step: int) -> None:
+    def advance(self, step: int) -> None:
         """One more token for every hypothesis."""
         now, options = self.running, self.options
         W = options.beam_size

@@ -1,0 +1,328 @@
+#!/usr/bin/env python3
+"""Decoding beside other toolkits: on the same machine, in one run, each in a process of its own.
+
+    python benchmarks/decode.py search [--threads 1] [--utterances 1]
+    python benchmarks/decode.py recognisers CORPUS [--weights DIR] [--threads 1] [--limit 100]
+
+`search`: joint CTC/attention beam search on a model of the same size with random weights (12 + 6 layers, D 256, FFN
+2048, 31 characters), 10 s of sound, 150 forced steps, encoder included. `recognisers`: whole recognisers with weights
+of their own on a corpus: seconds of sound per CPU second, peak memory, WER (both sides through our normaliser). DIR
+holds `tiny.en.pt` (openai-whisper), `faster-whisper-tiny.en/`, `moonshine-tiny/`, `vosk-model-small-en-us-0.15/`.
+
+A row whose package or weights are not here says so. The packages: transformers, speechbrain, espnet; openai-whisper,
+faster-whisper, useful-moonshine-onnx, vosk, pocketsphinx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+FRAMES, STEPS, VOCABULARY, REPEATS = 1003, 150, 31, 3
+OURS = "asr"
+
+
+def median_seconds(run: Callable[[], object]) -> float:
+    """Median wall time of `REPEATS` runs after one that warms up."""
+    run()
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+# --- search ---------------------------------------------------------------------------------------------------------
+
+
+def search_ours(utterances: int, beam_size: int = 10, ctc_weight: float = 0.3, precision: str = "float32") -> float:
+    import torch
+
+    from asr.decode.beam import BeamSearch
+    from asr.decode.options import DecodeOptions
+    from asr.decode.precision import with_precision
+    from asr.model import ModelConfig, Transformer
+    from asr.text.tokenizer import EOS
+
+    model = Transformer(ModelConfig(vocab_size=VOCABULARY)).eval()
+    with torch.no_grad():
+        model.decoder.output.bias[EOS] = -1e4  # no hypothesis ends by itself
+    with_precision(model, precision)
+    X, X_lens = torch.randn(utterances, FRAMES, 80), torch.full((utterances,), FRAMES)
+    options = DecodeOptions(beam_size=beam_size, ctc_weight=ctc_weight, max_repeats=10**6)
+
+    @torch.inference_mode()
+    def run() -> None:
+        search = BeamSearch(model, *model.encoder(X, X_lens), options)
+        for step in range(STEPS):
+            search.advance(step)
+
+    return median_seconds(run) / utterances
+
+
+def search_espnet(utterances: int) -> float:
+    import torch
+    from espnet.nets.batch_beam_search import BatchBeamSearch
+    from espnet.nets.scorers.ctc import CTCPrefixScorer
+    from espnet2.asr.ctc import CTC
+    from espnet2.asr.decoder.transformer_decoder import TransformerDecoder
+    from espnet2.asr.encoder.transformer_encoder import TransformerEncoder
+
+    encoder = TransformerEncoder(80, 256, 4, 2048, 12).eval()
+    decoder = TransformerDecoder(VOCABULARY, 256, 4, 2048, 6).eval()
+    ctc = CTC(VOCABULARY, 256).eval()
+    eos = VOCABULARY - 1
+    with torch.no_grad():
+        decoder.output_layer.bias[eos] = -1e4
+    search = BatchBeamSearch(
+        beam_size=10,
+        weights={"decoder": 0.7, "ctc": 0.3},
+        scorers={"decoder": decoder, "ctc": CTCPrefixScorer(ctc, eos)},
+        sos=eos,
+        eos=eos,
+        vocab_size=VOCABULARY,
+        pre_beam_score_key="full",
+    ).eval()
+    X, X_lens = torch.randn(1, FRAMES, 80), torch.tensor([FRAMES])
+
+    @torch.inference_mode()
+    def run() -> None:
+        for _ in range(utterances):  # its search takes one utterance at a time
+            memory = encoder(X, X_lens)[0][0]
+            ratio = STEPS / len(memory)
+            search(memory, maxlenratio=ratio, minlenratio=ratio)
+
+    return median_seconds(run) / utterances
+
+
+def search_speechbrain(utterances: int) -> float:
+    import torch
+    from speechbrain.decoders.scorer import CTCScorer, ScorerBuilder
+    from speechbrain.decoders.seq2seq import S2STransformerBeamSearcher
+    from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
+
+    from asr.model import ModelConfig
+    from asr.model.subsampling import ConvSubsampling
+
+    subsampling = ConvSubsampling(ModelConfig(vocab_size=VOCABULARY)).eval()
+    model = TransformerASR(
+        VOCABULARY, 256, d_model=256, nhead=4, num_encoder_layers=12, num_decoder_layers=6, d_ffn=2048, causal=False
+    ).eval()
+    output, ctc = torch.nn.Linear(256, VOCABULARY), torch.nn.Linear(256, VOCABULARY)
+    blank, bos, eos = 0, 1, 2
+    with torch.no_grad():
+        output.bias[eos] = -1e4
+    X, X_lens = torch.randn(utterances, FRAMES, 80), torch.full((utterances,), FRAMES)
+    scorer = ScorerBuilder(weights={"ctc": 0.3}, full_scorers=[CTCScorer(ctc_fc=ctc, blank_index=blank, eos_index=eos)])
+
+    @torch.inference_mode()
+    def run() -> None:
+        x, _ = subsampling(X, X_lens)
+        relative = torch.ones(utterances)
+        memory = model.encode(x, relative)
+        ratio = STEPS / memory.shape[1]
+        search = S2STransformerBeamSearcher(
+            modules=[model, output],
+            bos_index=bos,
+            eos_index=eos,
+            min_decode_ratio=ratio,
+            max_decode_ratio=ratio,
+            beam_size=10,
+            scorer=scorer,
+        )
+        search(memory, relative)
+
+    return median_seconds(run) / utterances
+
+
+def search_transformers(utterances: int) -> float:
+    import torch
+    from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration
+
+    config = Speech2TextConfig(
+        vocab_size=VOCABULARY,
+        d_model=256,
+        encoder_layers=12,
+        encoder_ffn_dim=2048,
+        encoder_attention_heads=4,
+        decoder_layers=6,
+        decoder_ffn_dim=2048,
+        decoder_attention_heads=4,
+        input_feat_per_channel=80,
+        conv_channels=256,
+        max_source_positions=2000,
+        max_target_positions=400,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        decoder_start_token_id=1,
+    )
+    model = Speech2TextForConditionalGeneration(config).eval()
+    X, mask = torch.randn(utterances, FRAMES, 80), torch.ones(utterances, FRAMES, dtype=torch.long)
+
+    def run() -> None:
+        model.generate(X, attention_mask=mask, num_beams=5, min_new_tokens=STEPS, max_new_tokens=STEPS, do_sample=False)
+
+    return median_seconds(run) / utterances
+
+
+SEARCHES: dict[str, Callable[[int], float]] = {
+    f"{OURS}, beam 10, CTC": search_ours,
+    f"{OURS}, beam 10, CTC, bfloat16": lambda n: search_ours(n, precision="bfloat16"),
+    "ESPnet BatchBeamSearch, beam 10, CTC": search_espnet,
+    "SpeechBrain S2STransformerBeamSearcher, beam 10, CTC": search_speechbrain,
+    f"{OURS}, beam 5, no CTC": lambda n: search_ours(n, beam_size=5, ctc_weight=0.0),
+    "transformers Speech2Text generate, beam 5, no CTC": search_transformers,
+}
+
+
+# --- recognisers ----------------------------------------------------------------------------------------------------
+
+
+def recognise_ours(sounds: list, weights: Path) -> list[str]:
+    import asr
+
+    return [transcript.text for transcript in asr.load().transcribe_all(sounds)]
+
+
+def recognise_whisper(sounds: list, weights: Path) -> list[str]:
+    import whisper
+
+    model = whisper.load_model(str(weights / "tiny.en.pt"), device="cpu")
+    return [model.transcribe(sound, language="en", fp16=False)["text"] for sound in sounds]
+
+
+def recognise_faster_whisper(sounds: list, weights: Path) -> list[str]:
+    from faster_whisper import WhisperModel
+
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    folder = str(weights / "faster-whisper-tiny.en")
+    model = WhisperModel(folder, device="cpu", compute_type="int8", cpu_threads=threads)
+    return [
+        " ".join(segment.text for segment in model.transcribe(sound, language="en", beam_size=5)[0]) for sound in sounds
+    ]
+
+
+def recognise_moonshine(sounds: list, weights: Path) -> list[str]:
+    from moonshine_onnx import MoonshineOnnxModel, load_tokenizer
+
+    model, tokenizer = MoonshineOnnxModel(models_dir=str(weights / "moonshine-tiny")), load_tokenizer()
+    return [tokenizer.decode_batch(model.generate(sound[None]))[0] for sound in sounds]
+
+
+def recognise_vosk(sounds: list, weights: Path) -> list[str]:
+    from vosk import KaldiRecognizer, Model, SetLogLevel
+
+    SetLogLevel(-1)
+    model, texts = Model(str(weights / "vosk-model-small-en-us-0.15")), []
+    for sound in sounds:
+        recognizer = KaldiRecognizer(model, 16_000)
+        recognizer.AcceptWaveform((sound * 32767).astype("int16").tobytes())
+        texts.append(json.loads(recognizer.FinalResult())["text"])
+    return texts
+
+
+def recognise_pocketsphinx(sounds: list, weights: Path) -> list[str]:
+    from pocketsphinx import Decoder
+
+    texts = []
+    for sound in sounds:
+        decoder = Decoder(samprate=16_000, loglevel="FATAL")
+        decoder.start_utt()
+        decoder.process_raw((sound * 32767).astype("int16").tobytes(), full_utt=True)
+        decoder.end_utt()
+        hypothesis = decoder.hyp()
+        texts.append(hypothesis.hypstr if hypothesis else "")
+    return texts
+
+
+RECOGNISERS: dict[str, Callable[[list, Path], list[str]]] = {
+    f"{OURS}, the model that ships": recognise_ours,
+    "moonshine tiny": recognise_moonshine,
+    "faster-whisper tiny.en int8": recognise_faster_whisper,
+    "openai-whisper tiny.en": recognise_whisper,
+    "vosk small": recognise_vosk,
+    "pocketsphinx en-us": recognise_pocketsphinx,
+}
+
+
+def recognise(name: str, corpus: str, weights: Path, limit: int) -> dict[str, float]:
+    from asr.corpus import iterate, open_corpus
+    from asr.decode.scoring import word_errors
+    from asr.text.normalizer import english
+
+    cuts = open_corpus(corpus).subset(first=limit) if limit else open_corpus(corpus)
+    pairs = list(iterate(cuts))
+    sounds, seconds = [sound for _, sound in pairs], sum(cut.duration for cut, _ in pairs)
+    before = cpu_seconds()
+    texts = RECOGNISERS[name](sounds, weights)
+    used = cpu_seconds() - before
+    said = [english(cut.supervisions[0].text) for cut, _ in pairs]
+    wer = word_errors(said, [english(text) for text in texts]).rate
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"speed": seconds / used, "peak": peak, "wer": wer}
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+# --- the tables -----------------------------------------------------------------------------------------------------
+
+
+def row(arguments: list[str], name: str, threads: int) -> dict | str:
+    """The figures of one row, measured in a process of its own; or, in a few words, why there are none."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    command = [sys.executable, __file__, *arguments, "--row", name]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        return done.stderr.strip().splitlines()[-1][:100]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tables = parser.add_subparsers(dest="table", required=True)
+    tables.add_parser("search").add_argument("--utterances", type=int, default=1)
+    whole = tables.add_parser("recognisers")
+    whole.add_argument("corpus")
+    whole.add_argument("--weights", type=Path, default=Path("weights"))
+    whole.add_argument("--limit", type=int, default=0, help="utterances; 0: all")
+    for table in tables.choices.values():
+        table.add_argument("--threads", type=int, default=1)
+        table.add_argument("--row", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.row and args.table == "search":
+        import torch
+
+        torch.set_num_threads(args.threads)
+        print(json.dumps({"seconds": SEARCHES[args.row](args.utterances)}))
+    elif args.row:
+        print(json.dumps(recognise(args.row, args.corpus, args.weights, args.limit)))
+    elif args.table == "search":
+        print(f"| search, {args.utterances} at once, {args.threads} thread(s) | s an utterance |\n| --- | --- |")
+        for name in SEARCHES:
+            figures = row(sys.argv[1:], name, args.threads)
+            print(
+                f"| {name} | {figures if isinstance(figures, str) else format(figures['seconds'], '.2f')} |", flush=True
+            )
+    else:
+        print("| recogniser | s of sound a CPU second | peak MiB | WER % |\n| --- | --- | --- | --- |")
+        for name in RECOGNISERS:
+            f = row(sys.argv[1:], name, args.threads)
+            cells = f"{f} | | " if isinstance(f, str) else f"{f['speed']:.0f} | {f['peak']:.0f} | {f['wer']:.1f}"
+            print(f"| {name} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
