@@ -98,8 +98,7 @@ def search_espnet(utterances: int) -> float:
     def run() -> None:
         for _ in range(utterances):  # its search takes one utterance at a time
             memory = encoder(X, X_lens)[0][0]
-            ratio = STEPS / len(memory)
-            search(memory, maxlenratio=ratio, minlenratio=ratio)
+            search(memory, maxlenratio=STEPS / len(memory), minlenratio=(STEPS - 1) / len(memory))
 
     return median_seconds(run) / utterances
 
@@ -109,6 +108,7 @@ def search_speechbrain(utterances: int) -> float:
     from speechbrain.decoders.scorer import CTCScorer, ScorerBuilder
     from speechbrain.decoders.seq2seq import S2STransformerBeamSearcher
     from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
+    from speechbrain.nnet.linear import Linear
 
     from asr.model import ModelConfig
     from asr.model.subsampling import ConvSubsampling
@@ -117,10 +117,10 @@ def search_speechbrain(utterances: int) -> float:
     model = TransformerASR(
         VOCABULARY, 256, d_model=256, nhead=4, num_encoder_layers=12, num_decoder_layers=6, d_ffn=2048, causal=False
     ).eval()
-    output, ctc = torch.nn.Linear(256, VOCABULARY), torch.nn.Linear(256, VOCABULARY)
+    output, ctc = Linear(input_size=256, n_neurons=VOCABULARY), Linear(input_size=256, n_neurons=VOCABULARY)
     blank, bos, eos = 0, 1, 2
     with torch.no_grad():
-        output.bias[eos] = -1e4
+        output.w.bias[eos] = -1e4
     X, X_lens = torch.randn(utterances, FRAMES, 80), torch.full((utterances,), FRAMES)
     scorer = ScorerBuilder(weights={"ctc": 0.3}, full_scorers=[CTCScorer(ctc_fc=ctc, blank_index=blank, eos_index=eos)])
 
@@ -304,6 +304,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.row and args.table == "search":
         import torch
+
+        import asr.audio._torchaudio  # noqa: F401 (lets the others import torchaudio beside a CPU-only torch)
 
         torch.set_num_threads(args.threads)
         print(json.dumps({"seconds": SEARCHES[args.row](args.utterances)}))
