@@ -25,11 +25,11 @@ def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
     inside = torch.arange(path.shape[1], device=path.device) < lens[:, None]
     new = torch.ones_like(inside)
     new[:, 1:] = path[:, 1:] != path[:, :-1]
-    kept = (inside & new & (path != BLANK)).tolist()
+    kept = (inside & new & (path != BLANK)).cpu()
     totals = (scores * inside).sum(dim=1).tolist()
     return [
-        [Hypothesis([token for token, keep in zip(row, keeps, strict=True) if keep], total)]
-        for row, keeps, total in zip(path.tolist(), kept, totals, strict=True)
+        [Hypothesis(tokens[keep].tolist(), total, own[keep].tolist())]
+        for tokens, own, keep, total in zip(path.cpu(), scores.cpu(), kept, totals, strict=True)
     ]
 
 

@@ -96,10 +96,14 @@ def test_exhaustive_search_is_never_beaten_and_a_full_beam_equals_it(transformer
         assert found == pytest.approx(best, abs=1e-4)
 
 
-@pytest.mark.parametrize("strategy", ["beam", "ctc", "rescore"])
-def test_what_the_tokens_add_makes_the_score_up_to_the_end(transformer, language_model, strategy):
-    options = DecodeOptions(strategy, nbest=3)
-    for hypothesis in search(transformer, X[:1], X_LENS[:1], options, language_model)[0]:
+@pytest.mark.parametrize(
+    ("strategy", "beam_size"), [("beam", 9), ("ctc", 9), ("ctc", 1), ("rescore", 9), ("greedy", 1)]
+)
+def test_what_the_tokens_add_makes_the_score_up_to_the_end(transformer, language_model, strategy, beam_size):
+    options = DecodeOptions(strategy, beam_size, nbest=beam_size)
+    found = search(transformer, X[:1], X_LENS[:1], options, language_model)[0]
+    assert any(hypothesis.tokens for hypothesis in found)
+    for hypothesis in found:
         assert len(hypothesis.token_scores) == len(hypothesis.tokens)
         assert sum(hypothesis.token_scores) >= hypothesis.score - 1e-6  # the rest is what ending costs
 
