@@ -117,7 +117,8 @@ class BeamSearch:
             prefix = self.ctc.score(now.ctc)
             score, dead = score + options.ctc_weight * prefix, dead | (prefix <= NEVER / 2)
         score = score.masked_fill(dead, NEVER)
-        score[:, :, [BLANK, SOS]] = NEVER
+        score[:, :, BLANK] = NEVER
+        score[:, :, SOS] = NEVER
         ending = score[:, :, EOS].clone()
         score[:, :, EOS] = NEVER
         if step >= options.max_repeats:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from asr.text.normalizer import Normalizer
 from asr.text.tokenizer import Tokenizer
@@ -57,14 +57,23 @@ class TextData(L.LightningDataModule):
         return self._loader(self.dev_lines, None)
 
     def _loader(self, lines: list[np.ndarray], seed: int | None) -> DataLoader:
-        ranks = (self.trainer.global_rank, self.trainer.world_size)
-        return DataLoader(
-            lines, batch_sampler=Batches(lines, self.config.batch_tokens, seed, *ranks), collate_fn=_collate
-        )
+        batches = Batches(lines, self.config.batch_tokens, seed, self.trainer.global_rank, self.trainer.world_size)
+        return DataLoader(Lines(lines), sampler=batches, batch_size=None)
 
     def _encoded(self, paths: Sequence[str], tokenizer: Tokenizer, normalize: Normalizer) -> list[np.ndarray]:
         lines = (tokenizer.encode(text) for line in _lines(paths) if (text := normalize(line)))
         return [np.array(ids, np.int32) for ids in lines if len(ids) <= self.config.max_tokens]
+
+
+class Lines(Dataset):
+    """The lines of a batch, by their indices, as Y `(B, U)` and Y_lens `(B,)`."""
+
+    def __init__(self, lines: list[np.ndarray]):
+        self.lines = lines
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        labels = [torch.from_numpy(self.lines[i]).long() for i in indices]
+        return pad_sequence(labels, batch_first=True), torch.tensor([len(line) for line in labels])
 
 
 class Batches(Sampler[list[int]]):
@@ -118,8 +127,3 @@ def _lines(paths: Sequence[str]) -> Iterator[str]:
                 yield from file
         except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
             raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _collate(lines: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-    labels = [torch.from_numpy(line).long() for line in lines]
-    return pad_sequence(labels, batch_first=True), torch.tensor([len(line) for line in lines])

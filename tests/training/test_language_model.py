@@ -4,6 +4,7 @@ import itertools
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,10 +17,11 @@ from asr.model.language_model import TextModel
 from asr.resources import resource
 from asr.text.tokenizer import SOS
 from asr.training.language_model import train_language_model
+from asr.training.text import Batches
 
 
 @pytest.fixture
-def trained(tiny_model, tmp_path):
+def config(tiny_model, tmp_path):
     """Of a language whose words are ab and cd in turn."""
     tiny_model.save(tmp_path / "asr")
     lines = (" ".join(itertools.islice(itertools.cycle(["ab", "cd"]), n, 2 * n + 1)) for n in range(1, 13))
@@ -32,8 +34,19 @@ def trained(tiny_model, tmp_path):
         *("epochs=60", "optimizer.lr=1e-2", "optimizer.warmup=5", "data.batch_tokens=200", "precision=32-true"),
     ]
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-        config = build_config(compose("train_lm", [*words, *small]))
+        return build_config(compose("train_lm", [*words, *small]))
+
+
+@pytest.fixture
+def trained(config):
     return config, *train_language_model(config)
+
+
+def test_every_epoch_has_an_order_of_its_own(config, monkeypatch):
+    epochs = []
+    monkeypatch.setattr(Batches, "set_epoch", lambda self, epoch: epochs.append(epoch))
+    train_language_model(replace(config, epochs=3))
+    assert set(epochs) >= {0, 1, 2}
 
 
 def test_it_learns_the_language_and_is_found_in_its_folder(trained, tiny_model):
