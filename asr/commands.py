@@ -19,10 +19,12 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--precision", default="float32", help="float32, bfloat16 or int8 (default: float32)")
     group.add_argument("--batch-seconds", type=float, default=60.0, help="seconds decoded at once (default: 60)")
     group.add_argument("--lm", help="language model folder (asr.train_lm), fused in the search (default: none)")
+    group.add_argument("--ngram", help="word n-gram model, ARPA or KenLM's, rescores the n-best (default: none)")
     group.add_argument("--strategy", help="beam, rescore, ctc or greedy (default: beam)")
     group.add_argument("--beam-size", type=int, help="hypotheses kept at each step (default: 10)")
     group.add_argument("--ctc-weight", type=float, help="share of the CTC score, 0 to 1 (default: 0.3)")
     group.add_argument("--lm-weight", type=float, help="of the language model's score (default: 0.3)")
+    group.add_argument("--ngram-weight", type=float, help="of the n-gram model's score (default: 0.3)")
     group.add_argument("--length-bonus", type=float, help="added to the score for each token (default: 0)")
     group.add_argument("--nbest", type=int, help="hypotheses returned (default: 1)")
 
@@ -33,12 +35,13 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
 
     from asr.decode import Recognizer
 
-    settings = {"batch_seconds": args.batch_seconds, "language_model": args.lm, "precision": args.precision}
+    models = {"language_model": args.lm, "ngram": args.ngram}
+    settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, **models}
     try:
         recognizer = Recognizer.load(args.model, args.device, **settings)
     except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device
         raise ValueError(f"--device {args.device}: {str(error).splitlines()[0]}") from None
-    names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "length_bonus", "nbest")
+    names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ngram_weight", "length_bonus", "nbest")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     recognizer.options = replace(recognizer.options, **given)
     return recognizer

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
     from asr.decode import DecodeOptions, Recognizer
 
-AXES = {"ctc_weight": "--ctc-weights", "lm_weight": "--lm-weights", "length_bonus": "--length-bonuses"}
+AXES = {
+    "ctc_weight": "--ctc-weights",
+    "lm_weight": "--lm-weights",
+    "ngram_weight": "--ngram-weights",
+    "length_bonus": "--length-bonuses",
+}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,6 +18,7 @@ class DecodeOptions:
     beam_size: int = 10  # hypotheses kept at each step, per utterance
     ctc_weight: float = 0.3  # share of the CTC prefix score; the attention has the rest
     lm_weight: float = 0.3  # of the language model's log-probability, added; where there is a language model
+    ngram_weight: float = 0.3  # of the n-gram model's, which rescores what the search found; where there is one
     length_bonus: float = 0.0  # added to the score for each token
     max_repeats: int = 8  # times that a block of tokens may stand in a row: a loop ends there
     ctc_window: int = 0  # encoder frames around its place in time in which a hypothesis is scored by CTC; 0: all
@@ -30,8 +31,9 @@ class DecodeOptions:
             raise ValueError(f"beam_size must be at least 1, not {self.beam_size}")
         if not 0 <= self.ctc_weight <= 1:
             raise ValueError(f"ctc_weight must lie in [0, 1], not {self.ctc_weight}")
-        if self.lm_weight < 0:
-            raise ValueError(f"lm_weight must not be negative, not {self.lm_weight}")
+        for name in ("lm_weight", "ngram_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.max_repeats < 2:
             raise ValueError(f"max_repeats must be at least 2, not {self.max_repeats}")
         if self.ctc_window < 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asr.audio.reading import SAMPLE_RATE, AudioError, read_matrix, stream_audio
 from asr.decode.confidence import Calibration, word_confidences
+from asr.decode.ngram import NGram
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.precision import with_precision
 from asr.decode.search import search
@@ -69,12 +70,13 @@ class Recognizer:
         options: DecodeOptions | None = None,
         batch_seconds: float = 60.0,
         language_model: TextModel | str | os.PathLike | None = None,
+        ngram: NGram | str | os.PathLike | None = None,
         precision: str = "float32",
         calibration: Calibration | None = None,
     ):
-        """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder; `precision`
-        (float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place; `calibration` is of the
-        words' confidences.
+        """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder, `ngram` a
+        file; `precision` (float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place;
+        `calibration` is of the words' confidences.
 
         Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
         if batch_seconds <= 0:
@@ -87,6 +89,7 @@ class Recognizer:
             if language_model.tokenizer != model.tokenizer:
                 raise ValueError("the language model writes other tokens than the model: train it with its tokenizer")
             self.language_model = with_precision(language_model.transformer.eval(), precision)
+        self.ngram = ngram if ngram is None or isinstance(ngram, NGram) else NGram(ngram)
         model.transformer = with_precision(model.transformer, precision)
         self.options = options or DecodeOptions()
         self.batch_seconds = batch_seconds
@@ -194,10 +197,19 @@ class Recognizer:
         X, X_lens = self.model.front_end(padded, lens)
         if not self.takes_matrices:
             X_lens = X_lens.masked_fill(padded.abs().amax(dim=1) < SILENCE, 0)
-        return search(self.model.transformer, X, X_lens, self.options, self.language_model)
+        options, weight = self.options, self.options.ngram_weight
+        if self.ngram is None or options.strategy == "greedy":
+            return search(self.model.transformer, X, X_lens, options, self.language_model)
+        all_of_them = replace(options, nbest=options.beam_size)
+        found = search(self.model.transformer, X, X_lens, all_of_them, self.language_model)
+        rescored = (self.ngram.rescore(best, [self._text(h) for h in best], weight) for best in found)
+        return [best[: options.nbest] for best in rescored]
+
+    def _text(self, hypothesis: Hypothesis) -> str:
+        return self.model.tokenizer.decode(hypothesis.tokens).strip()
 
     def _segment(self, piece: Piece, found: list[Hypothesis]) -> Segment:
-        texts = [(self.model.tokenizer.decode(h.tokens).strip(), h.score) for h in found]
+        texts = [(self._text(h), h.score) for h in found]
         end = piece.start + len(piece.samples) / self.rate
         return Segment(piece.start, end, texts[0][0], texts[0][1], texts, self._words(found[0]))
 

@@ -1,0 +1,41 @@
+"""A word n-gram model, read through KenLM (Heafield 2011), that rescores what the search has found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from asr.decode.options import Hypothesis
+from asr.model.folder import ModelError
+
+
+class NGram:
+    """An n-gram model over words as the recogniser's normaliser writes them."""
+
+    def __init__(self, path: str | Path):
+        """`path`: ARPA or KenLM's binary form. Raises ModelError where it is neither, or where KenLM is missing."""
+        try:
+            import kenlm
+        except ImportError:
+            raise ModelError("an n-gram model needs KenLM: pip install 'asr[ngram]'") from None
+        if not Path(path).is_file():
+            raise ModelError(f"{path}: no such n-gram model")
+        quiet = kenlm.Config()
+        quiet.show_progress, quiet.arpa_complain = False, kenlm.ARPALoadComplain.NONE
+        try:
+            self.model = kenlm.Model(str(path), quiet)
+        except (OSError, RuntimeError) as error:
+            raise ModelError(f"{path}: not an n-gram model that KenLM reads ({str(error).splitlines()[0]})") from None
+
+    def log_prob(self, text: str) -> float:
+        """Natural log-probability of the words of `text` and of its end after them."""
+        return self.model.score(text) * math.log(10)
+
+    def rescore(self, hypotheses: list[Hypothesis], texts: list[str], weight: float) -> list[Hypothesis]:
+        """The hypotheses with `weight` times the log-probability of their texts in the scores, best first."""
+        rescored = [
+            replace(hypothesis, score=hypothesis.score + weight * self.log_prob(text))
+            for hypothesis, text in zip(hypotheses, texts, strict=True)
+        ]
+        return sorted(rescored, key=lambda hypothesis: -hypothesis.score)

@@ -1,0 +1,84 @@
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from asr.decode import DecodeOptions, Hypothesis, Recognizer
+from asr.decode.ngram import NGram
+from asr.model.folder import ModelError
+
+# log10 P and, but for the highest order, log10 of the backoff weight
+ARPA = """\\data\\
+ngram 1=5
+ngram 2=2
+
+\\1-grams:
+-1.0\t<unk>\t0
+0\t<s>\t-0.3
+-0.7\t</s>\t0
+-0.9\tred\t-0.2
+-0.8\tfox\t-0.1
+
+\\2-grams:
+-0.2\t<s> red
+-0.1\tred fox
+
+\\end\\
+"""
+
+
+@pytest.fixture
+def ngram(tmp_path) -> NGram:
+    pytest.importorskip("kenlm", reason="KenLM is an extra")
+    path = tmp_path / "words.arpa"
+    path.write_text(ARPA)
+    return NGram(path)
+
+
+def test_a_text_has_the_probability_of_its_words_and_its_end(ngram):
+    assert ngram.log_prob("red fox") == pytest.approx((-0.2 - 0.1 + (-0.1 - 0.7)) * math.log(10), abs=1e-5)
+
+
+def test_a_pair_of_words_never_seen_backs_off(ngram):
+    assert ngram.log_prob("fox red") == pytest.approx(
+        ((-0.3 - 0.8) + (-0.1 - 0.9) + (-0.2 - 0.7)) * math.log(10), abs=1e-5
+    )
+
+
+def test_rescoring_adds_the_weighted_log_probability_and_sorts(ngram):
+    found = [Hypothesis([4], -1.0), Hypothesis([5], -1.5)]
+    best, other = ngram.rescore(found, ["fox red", "red fox"], weight=0.5)
+    assert (best.tokens, other.tokens) == ([5], [4])
+    assert best.score == pytest.approx(-1.5 + 0.5 * ngram.log_prob("red fox"))
+
+
+def test_the_recogniser_chooses_among_its_n_best(tiny_model):
+    class Averse(NGram):  # to what the model is fond of
+        def __init__(self):
+            pass
+
+        def log_prob(self, text: str) -> float:
+            return -1.0 * text.count("a")
+
+    sound = np.random.default_rng(0).normal(0, 0.1, 30_000).astype(np.float32)
+    options = DecodeOptions(beam_size=5, nbest=5, ngram_weight=10.0)
+    without = Recognizer(tiny_model, options).transcribe(sound).segments[0].nbest
+    text, score = max(without, key=lambda item: item[1] - 10 * item[0].count("a"))
+    assert text != without[0][0]
+    options = DecodeOptions(beam_size=5, ngram_weight=10.0)
+    (found,) = Recognizer(tiny_model, options, ngram=Averse()).transcribe(sound).segments[0].nbest
+    assert found == (text, pytest.approx(score - 10 * text.count("a"), abs=1e-4))
+
+
+def test_what_is_no_ngram_model_is_refused_by_name(ngram, tmp_path):
+    (tmp_path / "text.arpa").write_text("red fox\n")
+    for path, reason in (("text.arpa", "not an n-gram model"), ("none.arpa", "no such")):
+        with pytest.raises(ModelError, match=f"{path}.*{reason}"):
+            NGram(tmp_path / path)
+
+
+def test_without_kenlm_the_message_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "kenlm", None)
+    with pytest.raises(ModelError, match=r"pip install 'asr\[ngram\]'"):
+        NGram(tmp_path / "words.arpa")
