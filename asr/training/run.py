@@ -55,8 +55,8 @@ def train(config: TrainConfig) -> tuple[Path, float]:
         *(hours, len(data.train_cuts), parameters, trainer.precision, updates),
     )
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
-    best = sorted(trainer.checkpoint_callback.best_k_models.items(), key=lambda item: item[1])
-    model.load_state_dict(average_checkpoints([path for path, _ in best]))
+    best = _best_checkpoints(out, config.average)
+    model.load_state_dict(average_checkpoints(best))
     wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]
     folder = out / "model"
     if trainer.is_global_zero:
@@ -140,6 +140,11 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
     accumulate = max(1, round(config.data.global_batch_seconds / (config.data.batch_seconds * devices)))
     trainer.accumulate_grad_batches = accumulate
     return trainer, config.epochs * math.ceil(data.batches_per_epoch() / devices / accumulate)
+
+
+def _best_checkpoints(out: Path, count: int) -> list[Path]:
+    """By the dev WER in their names: Lightning forgets which were best when the folder is moved."""
+    return sorted((out / "checkpoints").glob("[0-9]*-*.ckpt"), key=lambda path: float(path.stem.split("-")[1]))[:count]
 
 
 def _keep_freed_memory() -> None:

@@ -134,6 +134,10 @@ def test_a_training_goes_on_where_it_stopped(corpus, tmp_path, monkeypatch):
     assert last[0]["global_step"] == last[1]["global_step"]
     assert last[0]["epoch"] == last[1]["epoch"] == 3
 
+    (tmp_path / "parts").rename(tmp_path / "moved")
+    moved, _ = train(options(corpus, tmp_path / "moved", "epochs=4", "data.speeds=[1.0]", "resume=true"))
+    assert moved == tmp_path / "moved" / "model"
+
 
 def test_gradients_accumulate_to_the_global_batch(corpus, tmp_path):
     folder, _ = train(options(corpus, tmp_path / "exp", "epochs=1", "data.global_batch_seconds=30"))
