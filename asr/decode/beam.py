@@ -80,6 +80,10 @@ class BeamSearch:
                     if done.all():
                         return self.found
                     self._keep((~done).nonzero()[:, 0])
+                now = self.running
+                self.running = replace(
+                    now, decoder=now.decoder and now.decoder.compact(), lm=now.lm and now.lm.compact()
+                )
         self._collect(torch.ones_like(self.places, dtype=torch.bool))
         return self.found
 

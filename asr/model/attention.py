@@ -81,16 +81,15 @@ class MultiHeadAttention(nn.Module):
         Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
         return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
 
-    def step(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Tensor | None, position: int) -> Tensor:
+    def step(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Tensor, position: int) -> Tensor:
         """Self-attention of the newest position alone: W hypotheses an utterance, `x (B, W, D)`, at `position`.
 
-        Their keys and values are written into `past (B, H, capacity·W, d)` at slots from `position`·W; `mask
-        (B, 1, W, (position + 1)·W)` tells which slots a hypothesis does not see."""
-        W = x.shape[1]
-        start, end = position * W, (position + 1) * W
+        `mask (B, 1, W, slots)` tells which slots of `past (B, H, capacity, d)` a hypothesis does not see; the newest
+        keys and values are written into the last W of them."""
+        W, end = x.shape[1], mask.shape[3]
         positions = torch.full((W,), position, device=x.device) if self.rotary else None
         for cache, new in zip(past, self.project(x, positions), strict=True):
-            cache[:, :, start:end] = new
+            cache[:, :, end - W : end] = new
         K, V = (cache[:, :, :end] for cache in past)
         return self.attend(x, K, V, mask, positions)
 

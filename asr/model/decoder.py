@@ -37,6 +37,10 @@ class DecoderState:
             self.memory_mask.index_select(0, utterances),
         )
 
+    def compact(self) -> DecoderState:
+        """The same state in less room, as `AttentionCache.compact`."""
+        return replace(self, past=self.past.compact())
+
 
 class TokenStack(nn.Module):
     """What a decoder and a language model share: embedding, positions, a stack of layers, output layer."""

@@ -60,7 +60,7 @@ class TransformerEncoderLayer(nn.Module):
         x = self.attention_residual(x, lambda y: self.attention(y, y, mask, weights))
         return self.ffn_residual(x, self.ffn)
 
-    def step(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Tensor | None, position: int) -> Tensor:
+    def step(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Tensor, position: int) -> Tensor:
         """The newest position of W hypotheses, as in `MultiHeadAttention.step`: the layer of a language model."""
         x = self.attention_residual(x, lambda y: self.attention.step(y, past, mask, position))
         return self.ffn_residual(x, self.ffn)
@@ -151,7 +151,7 @@ class TransformerDecoderLayer(nn.Module):
         self,
         x: Tensor,
         past: tuple[Tensor, Tensor],
-        mask: Tensor | None,
+        mask: Tensor,
         position: int,
         cross: tuple[Tensor, Tensor],
         memory_mask: Tensor,

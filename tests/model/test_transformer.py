@@ -83,10 +83,12 @@ def test_hypotheses_that_change_places_keep_their_own_past(changes):
         memory, lens = transformer.encoder(torch.randn(2, 90, 80), torch.tensor([90, 60]))
         Y_in = torch.randint(4, 32, (2, 3, 1))
         log_probs, state = transformer.decoder.step(Y_in[:, :, 0], transformer.decoder.start(memory, lens, width=3))
-        for _ in range(70):
+        for step in range(70):
             parents, tokens = torch.randint(3, (2, 3)), torch.randint(4, 32, (2, 3, 1))
             Y_in = torch.cat([Y_in.gather(1, parents[:, :, None].expand_as(Y_in)), tokens], dim=2)
-            log_probs, state = transformer.decoder.step(tokens[:, :, 0], state.reorder(parents))
+            state = state.reorder(parents)
+            log_probs, state = transformer.decoder.step(tokens[:, :, 0], state.compact() if step % 8 == 7 else state)
+        assert state.past.filled < 0.8 * 3 * 71  # most of the past is common to all, and kept once
         for w in range(3):
             whole = transformer.decoder(Y_in[:, w], memory, lens)
             torch.testing.assert_close(log_probs[:, w], whole[:, -1], atol=1e-5, rtol=0)
