@@ -196,7 +196,7 @@ class Recognizer:
         padded = pad_sequence([torch.from_numpy(x) for x in inputs], batch_first=True).to(device)
         X, X_lens = self.model.front_end(padded, lens)
         if not self.takes_matrices:
-            X_lens = X_lens.masked_fill(padded.abs().amax(dim=1) < SILENCE, 0)
+            X_lens = X_lens.masked_fill(torch.linalg.vector_norm(padded, torch.inf, dim=1) < SILENCE, 0)
         options, weight = self.options, self.options.ngram_weight
         if self.ngram is None or options.strategy == "greedy":
             return search(self.model.transformer, X, X_lens, options, self.language_model)

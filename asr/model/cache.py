@@ -8,6 +8,7 @@ beam soon share most of their past: every few steps the slots without descendant
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class AttentionCache:
             (like.new_zeros(B, H, capacity, config.key_dim), like.new_zeros(B, H, capacity, config.value_dim))
             for _ in range(layers)
         ]
-        return cls(past, torch.ones(B, width, capacity, dtype=torch.bool, device=like.device), 0, 0)
+        return cls(past, torch.zeros(B, width, capacity, dtype=torch.bool, device=like.device), 0, 0)
 
     def next_position(self) -> tuple[AttentionCache, Tensor]:
         """The cache with W more slots in use, in which each hypothesis sees its own one, and the additive mask
@@ -43,7 +44,9 @@ class AttentionCache:
         cache, W = self, self.foreign.shape[1]
         end = self.filled + W
         if end > self.foreign.shape[2]:
-            cache = self._with_room(GROWTH * W)
+            room = (0, 0, 0, GROWTH * W)
+            layers = [(nn.functional.pad(K, room), nn.functional.pad(V, room)) for K, V in self.layers]
+            cache = replace(self, layers=layers, foreign=nn.functional.pad(self.foreign, (0, GROWTH * W)))
         cache.foreign[:, :, self.filled : end] = ~torch.eye(W, dtype=torch.bool, device=self.foreign.device)
         mask = additive_mask(cache.foreign[:, None, :, :end], cache.layers[0][0].dtype)
         return replace(cache, filled=end, position=self.position + 1), mask
@@ -64,17 +67,6 @@ class AttentionCache:
         if 4 * count > 3 * self.filled:
             return self
         kept = lives.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
-        layers = [(_gather(K, kept[:, None, :, None]), _gather(V, kept[:, None, :, None])) for K, V in self.layers]
-        cache = replace(self, layers=layers, foreign=_gather(self.foreign, kept[:, None]), filled=count)
-        return cache._with_room(GROWTH * self.foreign.shape[1])
-
-    def _with_room(self, slots: int) -> AttentionCache:
-        layers = [
-            (nn.functional.pad(K, (0, 0, 0, slots)), nn.functional.pad(V, (0, 0, 0, slots))) for K, V in self.layers
-        ]
-        return replace(self, layers=layers, foreign=nn.functional.pad(self.foreign, (0, slots), value=True))
-
-
-def _gather(x: Tensor, slots: Tensor) -> Tensor:
-    """The given slots, the third dimension of x."""
-    return x.gather(2, slots.expand(*x.shape[:2], -1, *x.shape[3:]))
+        for x, slots in ((self.foreign, kept[:, None]), *((x, kept[:, None, :, None]) for x in chain(*self.layers))):
+            x[:, :, :count] = x.gather(2, slots.expand(*x.shape[:2], -1, *x.shape[3:]))
+        return replace(self, filled=count)

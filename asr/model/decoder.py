@@ -57,12 +57,7 @@ class TokenStack(nn.Module):
             start_near_identity(self.layers)
         self.output = nn.Linear(config.d_model, config.vocab_size)
         nn.init.zeros_(self.output.bias)
-        self.tie_output()
-
-    def tie_output(self) -> None:
-        """Makes the output layer's weights the embedding's where they shall be; moving to another device by
-        `to_empty` unties them."""
-        if self.config.tie_output:
+        if config.tie_output:
             self.output.weight = self.embedding.weight
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -33,6 +34,17 @@ def write_folder(folder: str | Path, module: nn.Module, description: dict[str, A
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+class WithoutStartValues(TorchFunctionMode):
+    """Modules built inside draw no random numbers: their weights are about to be overwritten.
+
+    Building them on the meta device would do too, but it imports a second's worth of torch's compiler."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (Tensor.normal_, Tensor.uniform_):
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from asr.model.cache import AttentionCache
 from asr.model.config import ModelConfig
 from asr.model.decoder import TokenStack
-from asr.model.folder import load_weights, read_folder, write_folder
+from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
 from asr.model.layers import TransformerEncoderLayer
 from asr.model.masks import causal_mask
 from asr.text.tokenizer import Tokenizer, load_tokenizer
@@ -66,9 +66,8 @@ class TextModel(nn.Module):
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> TextModel:
         """The language model of a folder, in float32 and evaluation mode. Raises ModelError for what is none."""
         with read_folder(folder) as (description, weights):
-            with torch.device("meta"):
+            with WithoutStartValues():
                 transformer = LanguageModel(ModelConfig.from_dict(description["language_model"]))
-            transformer.to_empty(device="cpu").tie_output()
             model = cls(transformer, load_tokenizer(folder), description["normalizer"])
             load_weights(transformer, weights)
         return model.to(device).eval()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from asr.audio.features import FeatureConfig, FrontEnd
 from asr.model.config import ModelConfig
-from asr.model.folder import load_weights, read_folder, write_folder
+from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
 from asr.model.transformer import Output, Transformer
 from asr.text.normalizer import get_normalizer
 from asr.text.tokenizer import Tokenizer, load_tokenizer
@@ -55,9 +55,8 @@ class SpeechModel(nn.Module):
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> SpeechModel:
         """The model of a folder, in float32 and evaluation mode. Raises ModelError saying what is wrong with it."""
         with read_folder(folder) as (description, weights):
-            with torch.device("meta"):  # start values would only be overwritten
+            with WithoutStartValues():
                 transformer = Transformer(ModelConfig.from_dict(description["model"]))
-            transformer.to_empty(device="cpu").decoder.tie_output()
             features = FeatureConfig(**description["features"])
             model = cls(features, transformer, load_tokenizer(folder), description["normalizer"])
             load_weights(model, weights)
