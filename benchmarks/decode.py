@@ -18,10 +18,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -188,64 +188,69 @@ SEARCHES: dict[str, Callable[[int], float]] = {
 # --- recognisers ----------------------------------------------------------------------------------------------------
 
 
-def recognise_ours(sounds: list, weights: Path) -> list[str]:
+def samples(path: str):
+    """The samples of a file, float32."""
+    import soundfile
+
+    return soundfile.read(path, dtype="float32")[0]
+
+
+def recognise_ours(paths: list[str], weights: Path) -> list[str]:
     import asr
 
-    return [transcript.text for transcript in asr.load().transcribe_all(sounds)]
+    return [transcript.text for transcript in asr.load().transcribe_all(paths)]
 
 
-def recognise_whisper(sounds: list, weights: Path) -> list[str]:
+def recognise_whisper(paths: list[str], weights: Path) -> list[str]:
     import whisper
 
     model = whisper.load_model(str(weights / "tiny.en.pt"), device="cpu")
-    return [model.transcribe(sound, language="en", fp16=False)["text"] for sound in sounds]
+    return [model.transcribe(samples(path), language="en", fp16=False)["text"] for path in paths]
 
 
-def recognise_faster_whisper(sounds: list, weights: Path) -> list[str]:
+def recognise_faster_whisper(paths: list[str], weights: Path) -> list[str]:
     from faster_whisper import WhisperModel
 
     threads = int(os.environ["OMP_NUM_THREADS"])
     folder = str(weights / "faster-whisper-tiny.en")
     model = WhisperModel(folder, device="cpu", compute_type="int8", cpu_threads=threads)
-    return [
-        " ".join(segment.text for segment in model.transcribe(sound, language="en", beam_size=5)[0]) for sound in sounds
-    ]
+    found = (model.transcribe(samples(path), language="en", beam_size=5)[0] for path in paths)
+    return [" ".join(segment.text for segment in segments) for segments in found]
 
 
-def recognise_moonshine(sounds: list, weights: Path) -> list[str]:
+def recognise_moonshine(paths: list[str], weights: Path) -> list[str]:
     from moonshine_onnx import MoonshineOnnxModel, load_tokenizer
 
-    model, tokenizer = MoonshineOnnxModel(models_dir=str(weights / "moonshine-tiny")), load_tokenizer()
-    return [tokenizer.decode_batch(model.generate(sound[None]))[0] for sound in sounds]
+    model, tokenizer = MoonshineOnnxModel(str(weights / "moonshine-tiny"), "tiny"), load_tokenizer()
+    return [tokenizer.decode_batch(model.generate(samples(path)[None]))[0] for path in paths]
 
 
-def recognise_vosk(sounds: list, weights: Path) -> list[str]:
+def recognise_vosk(paths: list[str], weights: Path) -> list[str]:
     from vosk import KaldiRecognizer, Model, SetLogLevel
 
     SetLogLevel(-1)
     model, texts = Model(str(weights / "vosk-model-small-en-us-0.15")), []
-    for sound in sounds:
+    for path in paths:
         recognizer = KaldiRecognizer(model, 16_000)
-        recognizer.AcceptWaveform((sound * 32767).astype("int16").tobytes())
+        recognizer.AcceptWaveform((samples(path) * 32767).astype("int16").tobytes())
         texts.append(json.loads(recognizer.FinalResult())["text"])
     return texts
 
 
-def recognise_pocketsphinx(sounds: list, weights: Path) -> list[str]:
+def recognise_pocketsphinx(paths: list[str], weights: Path) -> list[str]:
     from pocketsphinx import Decoder
 
-    texts = []
-    for sound in sounds:
-        decoder = Decoder(samprate=16_000, loglevel="FATAL")
+    decoder, texts = Decoder(samprate=16_000, loglevel="FATAL"), []
+    for path in paths:
         decoder.start_utt()
-        decoder.process_raw((sound * 32767).astype("int16").tobytes(), full_utt=True)
+        decoder.process_raw((samples(path) * 32767).astype("int16").tobytes(), full_utt=True)
         decoder.end_utt()
         hypothesis = decoder.hyp()
         texts.append(hypothesis.hypstr if hypothesis else "")
     return texts
 
 
-RECOGNISERS: dict[str, Callable[[list, Path], list[str]]] = {
+RECOGNISERS: dict[str, Callable[[list[str], Path], list[str]]] = {
     f"{OURS}, the model that ships": recognise_ours,
     "moonshine tiny": recognise_moonshine,
     "faster-whisper tiny.en int8": recognise_faster_whisper,
@@ -255,26 +260,29 @@ RECOGNISERS: dict[str, Callable[[list, Path], list[str]]] = {
 }
 
 
-def recognise(name: str, corpus: str, weights: Path, limit: int) -> dict[str, float]:
+def recognise(name: str, folder: Path, weights: Path) -> dict:
+    """What a recogniser hears in the files of a folder, the CPU seconds it takes (its start included), its peak MiB."""
+    texts = RECOGNISERS[name]([str(path) for path in sorted(folder.glob("*.wav"))], weights)
+    used = time.process_time()
+    # getrusage's peak would be that of the process which started this one
+    (peak,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    return {"texts": texts, "used": used, "peak": int(peak) / 1024}
+
+
+def write_sounds(corpus: str, limit: int, folder: Path) -> tuple[list[str], float]:
+    """The corpus as wav files in `folder`; their transcripts, and their seconds."""
+    import soundfile
+
     from asr.corpus import iterate, open_corpus
-    from asr.decode.scoring import word_errors
     from asr.text.normalizer import english
 
     cuts = open_corpus(corpus).subset(first=limit) if limit else open_corpus(corpus)
-    pairs = list(iterate(cuts))
-    sounds, seconds = [sound for _, sound in pairs], sum(cut.duration for cut, _ in pairs)
-    before = cpu_seconds()
-    texts = RECOGNISERS[name](sounds, weights)
-    used = cpu_seconds() - before
-    said = [english(cut.supervisions[0].text) for cut, _ in pairs]
-    wer = word_errors(said, [english(text) for text in texts]).rate
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"speed": seconds / used, "peak": peak, "wer": wer}
-
-
-def cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    said, seconds = [], 0.0
+    for i, (cut, sound) in enumerate(iterate(cuts)):
+        soundfile.write(folder / f"{i:06d}.wav", sound, 16_000)
+        said.append(english(cut.supervisions[0].text))
+        seconds += cut.duration
+    return said, seconds
 
 
 # --- the tables -----------------------------------------------------------------------------------------------------
@@ -298,6 +306,7 @@ def main() -> None:
     whole.add_argument("corpus")
     whole.add_argument("--weights", type=Path, default=Path("weights"))
     whole.add_argument("--limit", type=int, default=0, help="utterances; 0: all")
+    whole.add_argument("--sounds", type=Path, help=argparse.SUPPRESS)
     for table in tables.choices.values():
         table.add_argument("--threads", type=int, default=1)
         table.add_argument("--row", help=argparse.SUPPRESS)
@@ -310,7 +319,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
         print(json.dumps({"seconds": SEARCHES[args.row](args.utterances)}))
     elif args.row:
-        print(json.dumps(recognise(args.row, args.corpus, args.weights, args.limit)))
+        print(json.dumps(recognise(args.row, args.sounds, args.weights)))
     elif args.table == "search":
         print(f"| search, {args.utterances} at once, {args.threads} thread(s) | s an utterance |\n| --- | --- |")
         for name in SEARCHES:
@@ -319,11 +328,19 @@ def main() -> None:
                 f"| {name} | {figures if isinstance(figures, str) else format(figures['seconds'], '.2f')} |", flush=True
             )
     else:
+        from asr.decode.scoring import word_errors
+        from asr.text.normalizer import english
+
         print("| recogniser | s of sound a CPU second | peak MiB | WER % |\n| --- | --- | --- | --- |")
-        for name in RECOGNISERS:
-            f = row(sys.argv[1:], name, args.threads)
-            cells = f"{f} | | " if isinstance(f, str) else f"{f['speed']:.0f} | {f['peak']:.0f} | {f['wer']:.1f}"
-            print(f"| {name} | {cells} |", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            said, seconds = write_sounds(args.corpus, args.limit, Path(folder))
+            for name in RECOGNISERS:
+                f = row([*sys.argv[1:], "--sounds", folder], name, args.threads)
+                cells = f"{f} | | "
+                if not isinstance(f, str):
+                    wer = word_errors(said, [english(text) for text in f["texts"]]).rate
+                    cells = f"{seconds / f['used']:.0f} | {f['peak']:.0f} | {wer:.1f}"
+                print(f"| {name} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

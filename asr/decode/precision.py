@@ -8,20 +8,30 @@ from torch import nn
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
-PRECISIONS = ("float32", "bfloat16", "int8")
+PRECISIONS = ("auto", "float32", "bfloat16", "int8")
+
+
+def best_precision(device: torch.device | str) -> str:
+    """bfloat16 where the hardware multiplies it quickly (AVX512-BF16, AMX, GPUs from Ampere on), else float32."""
+    if torch.device(device).type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
 
 
 def with_precision(model: Transformer | LanguageModel, precision: str) -> Transformer | LanguageModel:
     """The model with its weights in `precision`, changed in place where that is possible.
 
-    bfloat16 is quick where the hardware has it (AVX512-BF16, AMX, GPUs); int8 quantises the linear layers' weights, and
-    what comes into them as it comes (CPU alone). Raises ValueError for another name, or int8 on a GPU."""
+    auto is the `best_precision`; int8 quantises the linear layers' weights, and what comes into them as it comes (CPU
+    alone). Raises ValueError for another name, or int8 on a GPU."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not one of {', '.join(PRECISIONS)}")
+    device = next(model.parameters()).device
+    if precision == "auto":
+        precision = best_precision(device)
     if precision == "bfloat16":
         return model.to(torch.bfloat16)
     if precision == "int8":
-        if next(model.parameters()).device.type != "cpu":
+        if device.type != "cpu":
             raise ValueError("precision: int8 is for the CPU; take bfloat16 on a GPU")
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
     return model

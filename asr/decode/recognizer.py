@@ -26,6 +26,7 @@ from asr.resources import resource
 Recording = str | os.PathLike | np.ndarray
 
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
+SOON = 15.0  # seconds of sound that are read before the first are decoded; then twice as many each time
 BATCHES_AHEAD = 16  # at most as many batches of pieces are read before they are sorted by length and decoded
 
 
@@ -125,16 +126,16 @@ class Recognizer:
         What cannot be read gives a transcript with an error. `progress` is told the seconds decoded."""
         waiting: list[_Job] = []
         pieces: list[tuple[_Job, Piece]] = []
-        seconds, ahead = 0.0, 1  # the first transcripts come soon, the later ones in well-sorted batches
+        seconds, ahead = 0.0, min(SOON, self.batch_seconds)
         for job, piece in self._read(recordings):
             if not waiting or waiting[-1] is not job:
                 waiting.append(job)
             if piece is not None:
                 pieces.append((job, piece))
                 seconds += len(piece.samples) / self.rate
-            if seconds >= ahead * self.batch_seconds:
+            if seconds >= ahead:
                 self._decode(pieces, progress)
-                pieces, seconds, ahead = [], 0.0, min(2 * ahead, BATCHES_AHEAD)
+                pieces, seconds, ahead = [], 0.0, min(2 * ahead, BATCHES_AHEAD * self.batch_seconds)
                 while waiting and waiting[0].is_read:
                     yield waiting.pop(0).transcript()
         self._decode(pieces, progress)

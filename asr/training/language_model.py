@@ -21,7 +21,7 @@ from asr.text.tokenizer import SOS
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy, targets
 from asr.training.optimized import Optimized
-from asr.training.run import begin, best_precision
+from asr.training.run import begin, lightning_precision
 from asr.training.text import TextData
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def _trainer(config: LMTrainConfig, data: TextData) -> L.Trainer:
     on_terminal = sys.stderr.isatty()
     return L.Trainer(
         max_epochs=config.epochs,
-        precision=best_precision(config.precision),
+        precision=lightning_precision(config.precision),
         callbacks=[best, last, PerplexityLine(data.tokens), *([RichProgressBar()] if on_terminal else [])],
         logger=TensorBoardLogger(config.out, name="tensorboard", version=""),
         enable_progress_bar=on_terminal,

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from asr.audio.features import RunningStatistics
 from asr.corpus import iterate
+from asr.decode.precision import best_precision
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer, load_tokenizer
@@ -127,7 +128,7 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
     trainer = L.Trainer(
         max_epochs=config.epochs,
         check_val_every_n_epoch=config.validate_every,
-        precision=best_precision(config.precision),
+        precision=lightning_precision(config.precision),
         callbacks=callbacks,
         logger=TensorBoardLogger(out, name="tensorboard", version=""),
         use_distributed_sampler=False,
@@ -156,9 +157,8 @@ def _keep_freed_memory() -> None:
             mallopt(option, value)
 
 
-def best_precision(wanted: str) -> str:
+def lightning_precision(wanted: str) -> str:
     if wanted != "auto":
         return wanted
-    if torch.cuda.is_available():
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    return "bf16-mixed" if torch.cpu._is_avx512_bf16_supported() else "32-true"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return "bf16-mixed" if best_precision(device) == "bfloat16" else "32-true"
