@@ -59,7 +59,7 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
             if not (Path(config.out) / "checkpoints" / "last.ckpt").exists():
                 OmegaConf.save(composed, Path(config.out) / OPTIONS, resolve=True)
             train(config)
-        except (ValueError, FileExistsError, OmegaConfBaseException) as error:
+        except (ValueError, OSError, FloatingPointError, OmegaConfBaseException) as error:
             fail(command, error)
 
     register()

@@ -16,23 +16,35 @@ logger = logging.getLogger(__name__)
 SHOWN = 5  # sample transcripts
 
 
-class EpochLine(L.Callback):
-    """One line after each validation: epoch, losses, dev WER, seconds of sound per second, time left."""
+class EpochTimer(L.Callback):
+    """What the lines of the epochs say about time; an epoch that was resumed counts from there."""
 
-    def __init__(self, epoch_seconds: float):
-        self.epoch_seconds = epoch_seconds
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.started, self.first = time.monotonic(), trainer.fit_loop.epoch_loop.batch_progress.current.completed
 
-    def on_train_epoch_start(self, trainer: L.Trainer, module: SpeechTraining) -> None:
-        self.started = time.monotonic()
+    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.started, self.first = time.monotonic(), 0
+
+    def epoch_seconds(self, trainer: L.Trainer) -> float:
+        """What the whole of the epoch that is about to end takes."""
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        return (time.monotonic() - self.started) * max(1, batches) / max(1, batches - self.first)
+
+
+class EpochLine(EpochTimer):
+    """One line an epoch: losses, dev WER, seconds of sound per second, time left."""
+
+    def __init__(self, sound_seconds: float):
+        self.sound_seconds = sound_seconds
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: SpeechTraining) -> None:
-        took = time.monotonic() - self.started
+        took = self.epoch_seconds(trainer)
         left = took * (trainer.max_epochs - trainer.current_epoch - 1) / 60
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         shown = [f"loss {metrics['train/total_epoch']:.3f}"] if "train/total_epoch" in metrics else []
         if "dev/wer" in metrics and (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0:
             shown.append(f"dev loss {metrics['dev/loss']:.3f}, dev WER {metrics['dev/wer']:.2f} %")
-        rate = f"{self.epoch_seconds / took:.0f} s of sound a second, {left:.1f} min left"
+        rate = f"{self.sound_seconds / took:.0f} s of sound a second, {left:.1f} min left"
         epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
         logger.info("%s: %s; %.0f s (%s)", epoch, ", ".join(shown), took, rate)
 

@@ -103,6 +103,7 @@ class TrainConfig:
     export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
     patience: int = 0  # validations without a better dev WER after which training stops; 0: never
     precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
+    save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
     seed: int = 1
     out: str = "exp/model"  # checkpoints, TensorBoard and the model
     resume: bool = False  # go on from the last checkpoint in `out`
@@ -110,6 +111,8 @@ class TrainConfig:
     def __post_init__(self):
         if self.epochs < 1 or self.validate_every < 1 or self.average < 1 or self.patience < 0:
             raise ValueError("epochs, validate_every and average must be at least 1, patience at least 0")
+        if self.save_minutes < 0:
+            raise ValueError("save_minutes must not be negative")
         if self.export not in ("float32", "float16"):
             raise ValueError(f"export: {self.export!r} is not one of float32, float16")
 
@@ -146,6 +149,7 @@ class LMTrainConfig:
     label_smoothing: float = 0.0
     epochs: int = 3
     precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
+    save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
     seed: int = 1
     out: str = "exp/lm"  # checkpoints, TensorBoard and the model
     resume: bool = False  # go on from the last checkpoint in `out`

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import warnings
 from itertools import pairwise
 from typing import NamedTuple
 
-import lightning as L
 import torch
 from lhotse import CutSet
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
@@ -24,6 +24,7 @@ from asr.model.speech_model import SpeechModel
 from asr.text.normalizer import get_normalizer
 from asr.text.tokenizer import Tokenizer
 from asr.training.config import DataConfig
+from asr.training.resuming import Resumable, ResumableData
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +46,12 @@ class SpeechDataset(Dataset):
         self.tokenizer = tokenizer
         self.speeds = speeds
 
-    def __getitem__(self, cuts: CutSet) -> Batch | None:
+    def __getitem__(self, batch: tuple[CutSet, int]) -> Batch | None:
+        cuts, seed = batch
         inputs, texts = [], []
+        rng = random.Random(seed)
         for cut, sound in iterate(cuts):
-            speed = self.speeds[int(torch.randint(len(self.speeds), ()))]
+            speed = rng.choice(self.speeds)
             sound = torch.from_numpy(sound)
             inputs.append(change_speed(sound, speed) if sound.ndim == 1 else sound)
             texts.append(cut.supervisions[0].text)
@@ -64,7 +67,7 @@ class SpeechDataset(Dataset):
         )
 
 
-class SpeechData(L.LightningDataModule):
+class SpeechData(ResumableData):
     """The corpora of a training, normalised, checked and batched."""
 
     def __init__(self, config: DataConfig, seed: int):
@@ -89,7 +92,7 @@ class SpeechData(L.LightningDataModule):
         return sum(cut.duration for cut in self.train_cuts)
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader(self._train_sampler(), self.config.speeds)
+        return self._loader(self.resumable(self._train_sampler(), self.seed), self.config.speeds)
 
     def batches_per_epoch(self) -> int:
         """How many batches the first epoch has, over all processes; later epochs differ by a few."""
@@ -115,13 +118,13 @@ class SpeechData(L.LightningDataModule):
     def val_dataloader(self) -> DataLoader:
         longest_first = self.dev_cuts.sort_by_duration()
         limit = max(self.config.batch_seconds, longest_first[0].duration)
-        return self._loader(SimpleCutSampler(longest_first, max_duration=limit), [1.0])
+        return self._loader(Resumable(SimpleCutSampler(longest_first, max_duration=limit)), [1.0])
 
-    def _loader(self, sampler, speeds: list[float]) -> DataLoader:
+    def _loader(self, batches: Resumable, speeds: list[float]) -> DataLoader:
         workers = self.config.workers if self.config.workers >= 0 else min(8, max(1, (os.cpu_count() or 1) - 1))
         return DataLoader(
             SpeechDataset(self.tokenizer, speeds),
-            sampler=sampler,
+            sampler=batches,
             batch_size=None,
             num_workers=workers,
             # a worker forked anew each epoch would share the trainer's pages, each of which is then copied when written

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,9 +17,11 @@ from torch import Tensor
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.tokenizer import SOS
+from asr.training.callbacks import EpochTimer
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy, targets
 from asr.training.optimized import Optimized
+from asr.training.resuming import Latest
 from asr.training.run import begin, lightning_precision
 from asr.training.text import TextData
 
@@ -31,7 +32,7 @@ class LanguageModelTraining(Optimized):
     """Trains a `LanguageModel` to predict each token of a line, and its end, from the ones before."""
 
     def __init__(self, config: LMTrainConfig, model: LanguageModel, updates: int):
-        super().__init__(config.optimizer, updates)
+        super().__init__(config.optimizer, updates, config.seed)
         self.config = config
         self.model = model
 
@@ -53,17 +54,14 @@ class LanguageModelTraining(Optimized):
         return smoothed_cross_entropy(log_probs, targets(Y, Y_lens), smoothing) / (Y_lens + 1).sum()
 
 
-class PerplexityLine(L.Callback):
+class PerplexityLine(EpochTimer):
     """One line an epoch: perplexity, tokens per second, time left."""
 
     def __init__(self, tokens: int):
         self.tokens = tokens
 
-    def on_train_epoch_start(self, trainer: L.Trainer, module: LanguageModelTraining) -> None:
-        self.started = time.monotonic()
-
     def on_train_epoch_end(self, trainer: L.Trainer, module: LanguageModelTraining) -> None:
-        took = time.monotonic() - self.started
+        took = self.epoch_seconds(trainer)
         left = took * (trainer.max_epochs - trainer.current_epoch - 1) / 60
         perplexity = math.exp(trainer.callback_metrics["dev/loss"])
         epoch, rate = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", self.tokens / took
@@ -99,12 +97,16 @@ def _trainer(config: LMTrainConfig, data: TextData) -> L.Trainer:
     best = ModelCheckpoint(
         checkpoints, filename="{epoch:03d}-{dev/loss:.4f}", auto_insert_metric_name=False, monitor="dev/loss"
     )
-    last = ModelCheckpoint(checkpoints, filename="last", enable_version_counter=False, save_on_train_epoch_end=True)
     on_terminal = sys.stderr.isatty()
     return L.Trainer(
         max_epochs=config.epochs,
         precision=lightning_precision(config.precision),
-        callbacks=[best, last, PerplexityLine(data.tokens), *([RichProgressBar()] if on_terminal else [])],
+        callbacks=[
+            best,
+            Latest(checkpoints, config.save_minutes),
+            PerplexityLine(data.tokens),
+            *([RichProgressBar()] if on_terminal else []),
+        ],
         logger=TensorBoardLogger(config.out, name="tensorboard", version=""),
         enable_progress_bar=on_terminal,
         enable_model_summary=False,

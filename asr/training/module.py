@@ -20,7 +20,7 @@ class SpeechTraining(Optimized):
     """Trains a `SpeechModel` for `updates` optimiser steps."""
 
     def __init__(self, config: TrainConfig, model: SpeechModel, updates: int):
-        super().__init__(config.optimizer, updates)
+        super().__init__(config.optimizer, updates, config.seed)
         self.config = config
         self.model = model
         self.spec_augment = SpecAugment(config.spec_augment)

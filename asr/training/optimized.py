@@ -2,37 +2,80 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import lightning as L
 import torch
 
 from asr.training.config import OptimizerConfig
+from asr.training.resuming import step_seed
 from asr.training.schedule import rate
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 50  # batches between two looks at what was skipped: each is a host-device sync
+MOST_SKIPPED = 100  # updates in a row
 
 
 class Optimized(L.LightningModule):
     """A LightningModule that is optimised for `updates` steps as `settings` say."""
 
-    def __init__(self, settings: OptimizerConfig, updates: int):
+    def __init__(self, settings: OptimizerConfig, updates: int, seed: int):
         super().__init__()
         self.settings = settings
         self.updates = updates
+        self.seed = seed
+        # updates left out because of their gradients: all of them, and how many in a row just now
+        self.register_buffer("skipped", torch.zeros(2), persistent=False)
+        self.reported = 0
+
+    def on_train_start(self) -> None:  # an epoch that is resumed does not start
+        self.on_train_epoch_start()
 
     def on_train_epoch_start(self) -> None:
         if self.trainer.current_epoch == self.trainer.max_epochs - 1:  # whatever validate_every, the last one counts
             self.trainer.check_val_every_n_epoch = 1
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        torch.manual_seed(step_seed(self.seed, self.current_epoch, self.global_rank, batch_idx))
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Lightning's own clipping refuses fused optimisers, for the sake of float16's loss scale, which bf16 has not
         norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.settings.clip)
         self.log("train/gradient_norm", norm)
+        if self._fused:  # it leaves out an update on the device, as it does for a loss scale that was too large
+            broken = (~norm.isfinite()).float()
+            optimizer.found_inf = broken
+            self.skipped = torch.stack([self.skipped[0] + broken, (self.skipped[1] + 1) * broken])
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx % LOOK_EVERY == LOOK_EVERY - 1:
+            self._report_skipped()
+
+    def on_train_epoch_end(self) -> None:
+        self._report_skipped()
+
+    def _report_skipped(self) -> None:
+        total, in_a_row = (int(count) for count in self.skipped.tolist())
+        if total > self.reported:
+            logger.warning("%d updates were left out so far: their gradients were not finite", total)
+            self.reported = total
+        if in_a_row >= MOST_SKIPPED:
+            raise FloatingPointError(
+                f"the gradients of the last {in_a_row} updates were not finite: lower optimizer.lr, and resume"
+            )
+
+    @property
+    def _fused(self) -> bool:
+        # a fused optimiser takes float16's loss scale out of the gradients itself: too late for the clipping above
+        return self.trainer.precision != "16-mixed"
 
     def configure_optimizers(self):
         settings = self.settings
         decayed = [p for p in self.parameters() if p.ndim > 1]
         rest = [p for p in self.parameters() if p.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        # a fused optimiser takes float16's loss scale out of the gradients itself: too late for the clipping above
-        fused = self.trainer.precision != "16-mixed"
-        optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=tuple(settings.betas), fused=fused)
+        optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=tuple(settings.betas), fused=self._fused)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, settings, self.updates))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -26,6 +26,7 @@ from asr.training.callbacks import EpochLine, Samples
 from asr.training.config import LMTrainConfig, TokenizerConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
+from asr.training.resuming import Latest
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +118,8 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
         monitor="dev/wer",
         save_top_k=config.average,
     )
-    last = ModelCheckpoint(
-        out / "checkpoints", filename="last", enable_version_counter=False, save_on_train_epoch_end=True
-    )
-    callbacks = [best, last, EpochLine(data.train_seconds), Samples(), LearningRateMonitor("step")]
+    latest = Latest(out / "checkpoints", config.save_minutes)
+    callbacks = [best, latest, EpochLine(data.train_seconds), Samples(), LearningRateMonitor("step")]
     if config.patience:
         callbacks.append(EarlyStopping("dev/wer", patience=config.patience))
     if on_terminal:

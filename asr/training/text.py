@@ -8,7 +8,6 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,12 +17,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from asr.text.normalizer import Normalizer
 from asr.text.tokenizer import Tokenizer
 from asr.training.config import TextConfig
+from asr.training.resuming import Resumable, ResumableData
 
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 POOL = 100  # batches whose lines are shuffled together, sorted by length and cut
 
 
-class TextData(L.LightningDataModule):
+class TextData(ResumableData):
     """The lines of a training as token ids; (Y `(B, U)`, Y_lens `(B,)`) in batches."""
 
     def __init__(self, config: TextConfig, tokenizer: Tokenizer, normalize: Normalizer, seed: int):
@@ -51,14 +51,14 @@ class TextData(L.LightningDataModule):
         return sum(1 for _ in Batches(self.train_lines, self.config.batch_tokens, self.seed))
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader(self.train_lines, self.seed)
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        batches = Batches(self.train_lines, self.config.batch_tokens, self.seed, rank, world_size)
+        return DataLoader(Lines(self.train_lines), sampler=self.resumable(batches, self.seed), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader(self.dev_lines, None)
-
-    def _loader(self, lines: list[np.ndarray], seed: int | None) -> DataLoader:
-        batches = Batches(lines, self.config.batch_tokens, seed, self.trainer.global_rank, self.trainer.world_size)
-        return DataLoader(Lines(lines), sampler=batches, batch_size=None)
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        batches = Batches(self.dev_lines, self.config.batch_tokens, None, rank, world_size)
+        return DataLoader(Lines(self.dev_lines), sampler=Resumable(batches), batch_size=None)
 
     def _encoded(self, paths: Sequence[str], tokenizer: Tokenizer, normalize: Normalizer) -> list[np.ndarray]:
         lines = (tokenizer.encode(text) for line in _lines(paths) if (text := normalize(line)))
@@ -71,8 +71,8 @@ class Lines(Dataset):
     def __init__(self, lines: list[np.ndarray]):
         self.lines = lines
 
-    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        labels = [torch.from_numpy(self.lines[i]).long() for i in indices]
+    def __getitem__(self, batch: tuple[list[int], int]) -> tuple[Tensor, Tensor]:
+        labels = [torch.from_numpy(self.lines[i]).long() for i in batch[0]]
         return pad_sequence(labels, batch_first=True), torch.tensor([len(line) for line in labels])
 
 

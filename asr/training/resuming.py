@@ -1,0 +1,97 @@
+"""Never losing work: a training that is killed goes on in the middle of its epoch, with the batches that were still to
+come and the random numbers that they would have had.
+
+Random numbers are a function of seed, epoch, process and batch; what a checkpoint has to hold of them is the place.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+from lightning.pytorch.callbacks import Checkpoint
+from torch.utils.data import Sampler
+
+LOOK_EVERY = 50  # batches after which several processes agree whether it is time to save
+
+
+def step_seed(*place: int) -> int:
+    """The seed of a step at `place`: (seed, epoch, process, batch)."""
+    return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class Resumable(Sampler):
+    """The batches of a sampler with a seed each, without those that were trained on before the training was resumed."""
+
+    def __init__(self, batches: Sampler, seed: int = 0, rank: int = 0, done: tuple[int, int] = (0, 0)):
+        """`done`: an epoch, and how many of its batches are left out."""
+        self.batches = batches
+        self.seed, self.rank, self.done = seed, rank, done
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        first = self.done[1] if self.done[0] == self.epoch else 0
+        for i, batch in enumerate(self.batches):
+            if i >= first:
+                yield batch, step_seed(self.seed, self.epoch, self.rank, i)
+
+
+class ResumableData(L.LightningDataModule):
+    """Data whose checkpoints hold the place in the epoch."""
+
+    done = (0, 0)
+
+    def resumable(self, batches: Sampler, seed: int) -> Resumable:
+        """The training's batches, from the place on at which a checkpoint was made."""
+        resumable = Resumable(batches, seed, self.trainer.global_rank, self.done)
+        # Lightning sets it too late for the first epoch after a resume
+        resumable.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
+        return resumable
+
+    def state_dict(self) -> dict[str, int]:
+        loop = self.trainer.fit_loop
+        batches = loop.epoch_loop.batch_progress.current.completed
+        return {"epoch": loop.epoch_progress.current.ready - 1, "batches": batches}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.done = state["epoch"], state["batches"]
+
+
+class Latest(Checkpoint):
+    """`last.ckpt`, the training as it stands: at the end of each epoch, and within it every `minutes`. The file is
+    replaced at once: whenever the training is killed, one of them is whole."""
+
+    def __init__(self, folder: Path, minutes: float):
+        self.path = folder / "last.ckpt"
+        self.minutes = minutes
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.saved = time.monotonic()
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        if not batch_idx or batch_idx % trainer.accumulate_grad_batches:
+            return  # nothing is new, or gradients have been summed up that a checkpoint does not hold
+        due = time.monotonic() - self.saved >= 60 * self.minutes
+        if trainer.world_size > 1:
+            due = batch_idx % (LOOK_EVERY * trainer.accumulate_grad_batches) == 0 and trainer.strategy.broadcast(due)
+        if due:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._save(trainer)
+
+    def _save(self, trainer: L.Trainer) -> None:
+        new = self.path.with_name("last.new")
+        trainer.save_checkpoint(new)
+        if trainer.is_global_zero:
+            os.replace(new, self.path)
+        self.saved = time.monotonic()

@@ -1,0 +1,133 @@
+import os
+
+import pytest
+import torch
+
+from asr.training.module import SpeechTraining
+from asr.training.resuming import Latest, Resumable, step_seed
+from asr.training.run import train
+from tests.training.test_training import corpus, options  # noqa: F401 (a fixture)
+
+
+class Counting:
+    """A sampler whose batches tell epoch and number."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([f"{self.epoch}.{i}" for i in range(4)])
+
+
+def batches(sampler: Resumable, epoch: int) -> list[tuple[str, int]]:
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def test_batches_that_were_trained_on_are_left_out_of_their_epoch_alone():
+    whole, resumed = Resumable(Counting(), seed=7), Resumable(Counting(), seed=7, done=(1, 3))
+    assert batches(resumed, 1) == batches(whole, 1)[3:]
+    assert batches(resumed, 2) == batches(whole, 2)
+
+
+def test_each_step_of_each_process_has_a_seed_of_its_own():
+    seeds = [step_seed(*place) for place in ((1, 0, 0, 0), (2, 0, 0, 0), (1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1))]
+    assert len(set(seeds)) == 5
+    assert seeds[0] == step_seed(1, 0, 0, 0)
+    torch.manual_seed(max(seeds))
+
+
+@pytest.fixture
+def losses(monkeypatch) -> dict[tuple[int, int], float]:
+    """The loss of each (epoch, batch) trained on since the last `clear`."""
+    found = {}
+    step = SpeechTraining.training_step
+
+    def recorded(self, batch):
+        loss = step(self, batch)
+        found[self.trainer.current_epoch, self.trainer.fit_loop.epoch_loop.batch_idx] = loss.item()
+        return loss
+
+    monkeypatch.setattr(SpeechTraining, "training_step", recorded)
+    return found
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
+    corpus,  # noqa: F811
+    tmp_path,
+    losses,
+    monkeypatch,
+    accumulated,
+):
+    settings = ["epochs=2", "model.dropout=0.2", f"data.global_batch_seconds={10 * accumulated}", "save_minutes=0"]
+    train(options(corpus, tmp_path / "whole", *settings))
+    whole = dict(losses)
+    losses.clear()
+
+    with monkeypatch.context() as patch:
+        kill = Latest.on_train_batch_start
+
+        def killed(self, trainer, module, batch, batch_idx):
+            kill(self, trainer, module, batch, batch_idx)
+            if (trainer.current_epoch, batch_idx) == (1, 3):
+                raise KeyboardInterrupt
+
+        patch.setattr(Latest, "on_train_batch_start", killed)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            train(options(corpus, tmp_path / "parts", *settings))
+    before = dict(losses)
+    losses.clear()
+    train(options(corpus, tmp_path / "parts", *settings, "resume=true"))
+    assert min(losses) == (1, 3 if accumulated == 1 else 2)
+    assert (before | losses).keys() == whole.keys()
+    for place, loss in whole.items():
+        assert (before | losses)[place] == pytest.approx(loss, abs=1e-6), place
+
+
+def test_a_checkpoint_that_could_not_be_written_leaves_the_last_one_whole(tmp_path):
+    class Full:
+        """A trainer on a full disk."""
+
+        is_global_zero = True
+
+        def save_checkpoint(self, path):
+            path.write_bytes(b"half")
+            raise OSError(28, os.strerror(28), str(path))
+
+    latest = Latest(tmp_path, minutes=0)
+    latest.path.write_bytes(b"whole")
+    with pytest.raises(OSError, match="No space left"):
+        latest.on_train_epoch_end(Full(), None)
+    assert latest.path.read_bytes() == b"whole"
+
+
+@pytest.fixture
+def broken(monkeypatch) -> set[int]:
+    """The updates whose loss is not a number."""
+    updates: set[int] = set()
+    step = SpeechTraining.training_step
+
+    def poisoned(self, batch):
+        loss = step(self, batch)
+        return loss * torch.nan if self.trainer.global_step in updates else loss
+
+    monkeypatch.setattr(SpeechTraining, "training_step", poisoned)
+    return updates
+
+
+def test_an_update_that_is_not_finite_is_left_out_and_counted(corpus, tmp_path, broken, caplog):  # noqa: F811
+    broken |= {1, 2}
+    folder, _ = train(options(corpus, tmp_path / "exp", "epochs=1"))
+    state = torch.load(folder.parent / "checkpoints" / "last.ckpt", weights_only=True)
+    assert all(tensor.isfinite().all() for tensor in state["state_dict"].values())
+    made = {int(slots["step"]) for slots in state["optimizer_states"][0]["state"].values()}
+    assert made == {state["global_step"] - 2}
+    assert "2 updates were left out" in caplog.text
+
+
+def test_a_training_whose_gradients_stay_broken_stops(corpus, tmp_path, broken, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("asr.training.optimized.MOST_SKIPPED", 3)
+    broken |= set(range(2, 99))
+    with pytest.raises(FloatingPointError, match="not finite: lower optimizer.lr"):
+        train(options(corpus, tmp_path / "exp", "epochs=3"))
