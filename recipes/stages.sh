@@ -1,21 +1,30 @@
-# What the recipes share; run.sh sources it. Sets: data out stage stop_stage options.
+# shellcheck shell=bash disable=SC2034
+# What the recipes share; run.sh sources it. Sets: data out stage stop_stage options cuts.
 
-# parse --data-flag DEFAULT_OUT ARGUMENT...
+# parse --data-flag DEFAULT_OUT LAST_STAGE ARGUMENT...
 parse() {
   local flag=$1
-  data='' out=$2 stage=1 stop_stage=3 options=()
-  shift 2
+  data='' out=$2 stage='' stop_stage=$3 options=() current=''
+  shift 3
   while [ $# -gt 0 ]; do
     case $1 in
-      "$flag") data=$2; shift 2 ;;
-      --out) out=$2; shift 2 ;;
-      --stage) stage=$2; shift 2 ;;
-      --stop-stage) stop_stage=$2; shift 2 ;;
+      "$flag" | --out | --stage | --stop-stage)
+        [ $# -gt 1 ] || wrong "$1 needs a value"
+        case $1 in
+          --out) out=$2 ;;
+          --stage) stage=$2 ;;
+          --stop-stage) stop_stage=$2 ;;
+          *) data=$2 ;;
+        esac
+        shift 2
+        ;;
       *=*) options+=("$1"); shift ;;
       *) wrong "unknown argument $1; see the head of run.sh" ;;
     esac
   done
   cuts=$out/cuts
+  set -E
+  trap 'failed' ERR
 }
 
 wrong() {
@@ -23,9 +32,31 @@ wrong() {
   exit 2
 }
 
-# begin NUMBER TITLE: whether the stage is to run; says so where it is
+failed() {
+  trap - ERR
+  [ -z "$current" ] || echo "run.sh: stage $current failed; the same command goes on with it" >&2
+}
+
+# begin NUMBER TITLE: whether the stage is to run, and says so. One that was done runs again where --stage asks for it.
 begin() {
-  [ "$stage" -le "$1" ] && [ "$stop_stage" -ge "$1" ] && echo "Stage $1: $2"
+  [ "${stage:-1}" -le "$1" ] && [ "$stop_stage" -ge "$1" ] || return 1
+  if [ -z "$stage" ] && [ -e "$out/.done/$1" ]; then
+    echo "Stage $1: $2: done before (--stage $1 does it again)"
+    return 1
+  fi
+  current=$1
+  echo "Stage $1: $2"
+}
+
+# finish: the stage that was begun is done; what was made from its results before is not
+finish() {
+  local later
+  mkdir -p "$out/.done"
+  touch "$out/.done/$current"
+  for later in "$out"/.done/*; do
+    [ "$(basename "$later")" -le "$current" ] || rm "$later"
+  done
+  current=''
 }
 
 # train EXPERIMENT TRAIN DEV: Hydra lists of cuts; goes on where a training was interrupted
@@ -39,4 +70,10 @@ train() {
 # wer CUTS [OPTION...]: "1.23 % (... substitutions, ...)"
 wer() {
   python -m asr.evaluate "$1" --model "$out/model" "${@:2}" | sed -n '1s/^WER //p'
+}
+
+# joined WORD...: a Hydra list
+joined() {
+  local IFS=,
+  echo "[$*]"
 }

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from asr.audio.features import FeatureConfig
@@ -31,6 +32,19 @@ def tone():
         return (0.3 * np.sin(2 * np.pi * hertz * t)).astype(np.float32)
 
     return make
+
+
+def write_librispeech(part: Path, utterances: int) -> None:
+    """A part of LibriSpeech in its own layout: seconds of noise, by two speakers."""
+    rng = np.random.default_rng(utterances)
+    for speaker in ("19", "26"):
+        chapter = part / speaker / "198"
+        chapter.mkdir(parents=True)
+        names = [f"{speaker}-198-{i:04d}" for i in range(utterances // 2)]
+        for name in names:
+            soundfile.write(chapter / f"{name}.flac", rng.normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE)
+        lines = "".join(f"{name} YES NO\n" for name in names)
+        (chapter / f"{speaker}-198.trans.txt").write_text(lines)
 
 
 @pytest.fixture

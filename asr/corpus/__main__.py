@@ -1,5 +1,6 @@
 """Corpora on the command line.
 
+python -m asr.corpus download PART... --out DIR                      parts of LibriSpeech
 python -m asr.corpus prepare CORPUS... --out cuts.jsonl.gz           checks every file, writes Lhotse cuts
 python -m asr.corpus split CUTS --speakers 5 --out dev.jsonl.gz --rest train.jsonl.gz
 """
@@ -16,8 +17,14 @@ import numpy as np
 from lhotse import CutSet, MonoCut
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
+from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
 from asr.corpus.utterances import Utterance, iterate, make_cuts
+
+
+def download(args: argparse.Namespace) -> None:
+    for part in args.part:
+        print(download_librispeech(part, args.out, args.url))
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -59,6 +66,11 @@ def split(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asr.corpus", description=f"A corpus is {FORMS}.")
     commands = parser.add_subparsers(required=True)
+    sub = commands.add_parser("download", help="fetch and unpack parts of LibriSpeech")
+    sub.add_argument("part", nargs="+", help="train-clean-100, dev-clean, train-clean-5, ...")
+    sub.add_argument("--out", type=Path, required=True, help="folder for LibriSpeech/PART")
+    sub.add_argument("--url", default=OPENSLR, help=f"server (default: {OPENSLR})")
+    sub.set_defaults(run=download)
     sub = commands.add_parser("prepare", help="check a corpus and write it as Lhotse cuts")
     sub.add_argument("corpus", nargs="+")
     sub.add_argument("--out", type=Path, required=True, help="cuts to write (.jsonl.gz)")

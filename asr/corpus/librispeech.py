@@ -1,12 +1,29 @@
-"""LibriSpeech as it is unpacked (Panayotov et al. 2015): `speaker/chapter/speaker-chapter-utterance.flac` beside a
-`speaker-chapter.trans.txt` with a line `id TRANSCRIPT` for each."""
+"""LibriSpeech (Panayotov et al. 2015): fetching it, and reading it as it is unpacked.
+
+`speaker/chapter/speaker-chapter-utterance.flac` lies beside a `speaker-chapter.trans.txt` with a line `id TRANSCRIPT`
+for each."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from lhotse.utils import resumable_download, safe_extract
+
 from asr.corpus.utterances import Utterance
+
+logger = logging.getLogger(__name__)
+
+OPENSLR = "https://www.openslr.org/resources"
+FULL = ("dev-clean", "dev-other", "test-clean", "test-other", "train-clean-100", "train-clean-360", "train-other-500")
+MINI = ("dev-clean-2", "train-clean-5")
+NUMBERS = {**dict.fromkeys(FULL, 12), **dict.fromkeys(MINI, 31)}  # of the resource on OpenSLR
 
 
 def is_librispeech(folder: Path) -> bool:
@@ -20,3 +37,55 @@ def read_librispeech(folder: Path) -> Iterator[Utterance]:
             name, _, text = line.partition(" ")
             if name:
                 yield Utterance(name, transcripts.parent / f"{name}.flac", text, speaker=name.split("-")[0])
+
+
+def download_librispeech(part: str, folder: Path, url: str = OPENSLR) -> Path:
+    """Fetches a part (`train-clean-100`, `dev-clean-2`, ...) and unpacks it: `folder / LibriSpeech / part`.
+
+    What is there already is left alone; a download that broke off goes on where it stopped. The archive's MD5 sum is
+    compared with the one published beside it. Raises ValueError for an unknown part, a server that cannot be reached,
+    or an archive that is not what was published (it is deleted)."""
+    if part not in NUMBERS:
+        raise ValueError(f"{part} is no part of LibriSpeech: {', '.join(NUMBERS)}")
+    place = folder / "LibriSpeech" / part
+    if (place / ".completed").is_file():
+        return place
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / f"{part}.tar.gz"
+    source = f"{url}/{NUMBERS[part]}"
+    try:
+        published = _published_sum(f"{source}/md5sum.txt", archive.name)
+        resumable_download(f"{source}/{archive.name}", archive)
+    except OSError as error:  # of the network, or of the disk
+        raise ValueError(f"{source}/{archive.name}: {error}; the same command goes on where it stopped") from None
+    if published and _md5(archive) != published:
+        archive.unlink()
+        raise ValueError(f"{archive}: its MD5 sum is not the published one; deleted, run the same command again")
+    shutil.rmtree(place, ignore_errors=True)
+    with tarfile.open(archive) as tar:
+        safe_extract(tar, path=folder)
+    (place / ".completed").touch()
+    archive.unlink()
+    return place
+
+
+def _published_sum(url: str, name: str) -> str | None:
+    try:
+        with urllib.request.urlopen(url) as response:
+            lines = response.read().decode().splitlines()
+    except urllib.error.HTTPError as error:
+        if error.code != 404:
+            raise
+        lines = []
+    sums = {words[1].lstrip("*./"): words[0] for line in lines if len(words := line.split()) == 2}
+    if name not in sums:
+        logger.warning("%s: no MD5 sum of %s is published there; it is not checked", url, name)
+    return sums.get(name)
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.md5(usedforsecurity=False)
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

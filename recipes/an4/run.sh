@@ -6,7 +6,7 @@
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
-parse --data exp/an4 "$@"
+parse --data exp/an4 3 "$@"
 
 if begin 1 "cuts of train, dev (5 speakers of train) and test"; then
   if [ -f "$data/etc/an4_train.fileids" ]; then
@@ -19,10 +19,12 @@ if begin 1 "cuts of train, dev (5 speakers of train) and test"; then
   python -m asr.corpus prepare "$train" --wav "$cuts/wav/train" --out "$cuts/all.jsonl.gz"
   python -m asr.corpus prepare "$test" --wav "$cuts/wav/test" --out "$cuts/test.jsonl.gz"
   python -m asr.corpus split "$cuts/all.jsonl.gz" --speakers 5 --out "$cuts/dev.jsonl.gz" --rest "$cuts/train.jsonl.gz"
+  finish
 fi
 
 if begin 2 "training (conf/experiment/an4.yaml says how long)"; then
   train an4 "[$cuts/train.jsonl.gz]" "[$cuts/dev.jsonl.gz]"
+  finish
 fi
 
 if begin 3 WER; then
@@ -31,8 +33,10 @@ if begin 3 WER; then
     echo "| --- | --- | --- |"
     for set in dev test; do
       for decoding in ctc greedy beam; do
-        echo "| $set | $decoding | $(wer "$cuts/$set.jsonl.gz" --strategy $decoding) |"
+        errors=$(wer "$cuts/$set.jsonl.gz" --strategy $decoding)
+        echo "| $set | $decoding | $errors |"
       done
     done
   } | tee "$out/RESULTS.md"
+  finish
 fi

@@ -6,12 +6,7 @@
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
-parse --speech exp/english "$@"
-
-joined() {
-  local IFS=,
-  echo "[$*]"
-}
+parse --speech exp/english 3 "$@"
 
 if begin 1 cuts; then
   for part in train dev; do
@@ -21,10 +16,12 @@ if begin 1 cuts; then
     name=$(basename "$tar" .tar)
     python -m asr.corpus prepare "$tar" --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
   done
+  finish
 fi
 
 if begin 2 "training (conf/experiment/english.yaml says how long)"; then
   train english "$(joined "$cuts"/*.train.jsonl.gz)" "$(joined "$cuts"/*.dev.jsonl.gz)"
+  finish
 fi
 
 if begin 3 WER; then
@@ -32,7 +29,10 @@ if begin 3 WER; then
     echo "| set | WER, errors |"
     echo "| --- | --- |"
     for set in "$cuts"/*.dev.jsonl.gz "$cuts"/*.test.jsonl.gz; do
-      [ ! -e "$set" ] || echo "| $(basename "$set" .jsonl.gz) | $(wer "$set") |"
+      [ -e "$set" ] || continue
+      errors=$(wer "$set")
+      echo "| $(basename "$set" .jsonl.gz) | $errors |"
     done
   } | tee "$out/RESULTS.md"
+  finish
 fi

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# LibriSpeech from the download to a WER table: 100 h, 960 h, or 5 h (Mini LibriSpeech).
+#   recipes/librispeech/run.sh --data DIR [--subset 100|960|mini] [--out exp/librispeech_100] [--stage 1]
+#                              [--stop-stage 4] [option=value ...]
+# DIR holds LibriSpeech/train-clean-100 and so on, or will: what is missing is fetched from OpenSLR ($URL elsewhere).
+# Options of asr.train may follow. The same command goes on where a run was interrupted.
+set -euo pipefail
+# shellcheck source=recipes/stages.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
+
+subset=100 rest=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --subset) subset=${2:-} && shift ;;
+    *) rest+=("$1") ;;
+  esac
+  shift
+done
+case $subset in
+  100) experiment=librispeech_100 train=(train-clean-100) dev=(dev-clean dev-other) test=(test-clean test-other) ;;
+  960)
+    experiment=librispeech_960 train=(train-clean-100 train-clean-360 train-other-500)
+    dev=(dev-clean dev-other) test=(test-clean test-other)
+    ;;
+  mini) experiment=mini_librispeech train=(train-clean-5) dev=(dev-clean-2) test=() ;;
+  *) wrong "--subset is 100, 960 or mini, not '$subset'" ;;
+esac
+parse --data "exp/$experiment" 4 ${rest[@]+"${rest[@]}"}
+[ -n "$data" ] || wrong "--data DIR is missing: the folder of LibriSpeech, or where it shall be"
+parts=("${train[@]}" "${dev[@]}" ${test[@]+"${test[@]}"})
+
+if begin 1 "download"; then
+  for part in "${parts[@]}"; do
+    if [ ! -d "$data/LibriSpeech/$part" ] || [ -e "$data/$part.tar.gz" ]; then
+      python -m asr.corpus download "$part" --out "$data" ${URL:+--url "$URL"}
+    fi
+  done
+  finish
+fi
+
+if begin 2 "cuts"; then
+  for part in "${parts[@]}"; do
+    python -m asr.corpus prepare "$data/LibriSpeech/$part" --out "$cuts/$part.jsonl.gz"
+  done
+  finish
+fi
+
+files() {
+  local found=() part
+  for part in "$@"; do found+=("$cuts/$part.jsonl.gz"); done
+  joined "${found[@]}"
+}
+
+if begin 3 "tokenizer, statistics and training (conf/experiment/$experiment.yaml says how long)"; then
+  train "$experiment" "$(files "${train[@]}")" "$(files "${dev[0]}")"
+  finish
+fi
+
+if begin 4 "WER"; then
+  {
+    echo "| set | WER, errors |"
+    echo "| --- | --- |"
+    for part in "${dev[@]}" ${test[@]+"${test[@]}"}; do
+      errors=$(wer "$cuts/$part.jsonl.gz")
+      echo "| $part | $errors |"
+    done
+    echo
+    revision=$(git -C "$(dirname "$0")" rev-parse --short HEAD 2> /dev/null || echo unknown)
+    echo "experiment=$experiment ${options[*]-}, revision $revision"
+  } | tee "$out/RESULTS.md"
+  finish
+fi

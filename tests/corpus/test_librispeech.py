@@ -1,0 +1,100 @@
+import hashlib
+import io
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from asr.corpus import open_corpus
+from asr.corpus.librispeech import download_librispeech
+from tests.conftest import write_librispeech
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files`, and parts of them; counts the bytes of archives that it sent."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.sent = 0
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        content = self.server.files.get(self.path)
+        if content is None:
+            return self.send_error(404)
+        first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        if first >= len(content):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(content)}")
+            return self.end_headers()
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(content) - first))
+        self.end_headers()
+        self.wfile.write(content[first:])
+        if self.path.endswith(".gz"):
+            self.server.sent += len(content) - first
+
+    def log_message(self, *arguments) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path) -> Server:
+    write_librispeech(tmp_path / "origin" / "LibriSpeech" / "dev-clean-2", utterances=4)
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        tar.add(tmp_path / "origin" / "LibriSpeech", "LibriSpeech")
+    server = Server()
+    server.files["/31/dev-clean-2.tar.gz"] = archive.getvalue()
+    server.files["/31/md5sum.txt"] = f"{hashlib.md5(archive.getvalue()).hexdigest()}  dev-clean-2.tar.gz\n".encode()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_part_is_fetched_unpacked_and_then_left_alone(server, tmp_path):
+    place = download_librispeech("dev-clean-2", tmp_path / "data", server.url)
+    assert place == tmp_path / "data" / "LibriSpeech" / "dev-clean-2"
+    assert len(open_corpus([str(place)])) == 4
+    sent = server.sent
+    assert download_librispeech("dev-clean-2", tmp_path / "data", server.url) == place
+    assert server.sent == sent
+    assert not list((tmp_path / "data").glob("*.gz"))
+
+
+def test_a_download_that_broke_off_goes_on_where_it_stopped(server, tmp_path):
+    whole = server.files["/31/dev-clean-2.tar.gz"]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dev-clean-2.tar.gz").write_bytes(whole[:1000])
+    place = download_librispeech("dev-clean-2", tmp_path / "data", server.url)
+    assert server.sent == len(whole) - 1000
+    assert len(open_corpus([str(place)])) == 4
+
+
+def test_an_archive_that_is_not_what_was_published_is_deleted(server, tmp_path):
+    server.files["/31/md5sum.txt"] = b"0123456789abcdef  dev-clean-2.tar.gz\n"
+    with pytest.raises(ValueError, match="MD5"):
+        download_librispeech("dev-clean-2", tmp_path / "data", server.url)
+    assert not list((tmp_path / "data").rglob("*.*"))
+
+
+def test_without_published_sums_it_says_that_nothing_is_checked(server, tmp_path, caplog):
+    del server.files["/31/md5sum.txt"]
+    place = download_librispeech("dev-clean-2", tmp_path / "data", server.url)
+    assert "not checked" in caplog.text
+    assert len(open_corpus([str(place)])) == 4
+
+
+def test_an_unknown_part_and_a_server_that_is_not_there(server, tmp_path):
+    with pytest.raises(ValueError, match="train-clean-100"):
+        download_librispeech("train", tmp_path, server.url)
+    with pytest.raises(ValueError, match="goes on where it stopped"):
+        download_librispeech("dev-clean", tmp_path, server.url)
+    with pytest.raises(ValueError, match="goes on where it stopped"):
+        download_librispeech("dev-clean", Path(tmp_path), "http://127.0.0.1:9")
