@@ -93,6 +93,9 @@ class TrainConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     features: FeatureConfig = field(default_factory=FeatureConfig)
     model: ModelConfig = field(default_factory=ModelConfig)  # vocab_size and input_dim follow from the rest
+    init_from: str = ""  # a model folder to go on from, with its shape and features; of `model` dropout alone counts
+    new_tokenizer: bool = False  # with init_from: train one on the data; what depends on the vocabulary begins anew
+    freeze_layers: int = 0  # with init_from: encoder layers that stay as they are, and the subsampler below them
     spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -113,6 +116,8 @@ class TrainConfig:
             raise ValueError("epochs, validate_every and average must be at least 1, patience at least 0")
         if self.save_minutes < 0:
             raise ValueError("save_minutes must not be negative")
+        if self.freeze_layers < 0 or (not self.init_from and (self.freeze_layers or self.new_tokenizer)):
+            raise ValueError("freeze_layers (not negative) and new_tokenizer need init_from")
         if self.export not in ("float32", "float16"):
             raise ValueError(f"export: {self.export!r} is not one of float32, float16")
 

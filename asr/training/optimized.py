@@ -73,8 +73,9 @@ class Optimized(L.LightningModule):
 
     def configure_optimizers(self):
         settings = self.settings
-        decayed = [p for p in self.parameters() if p.ndim > 1]
-        rest = [p for p in self.parameters() if p.ndim <= 1]
+        trained = [p for p in self.parameters() if p.requires_grad]
+        decayed = [p for p in trained if p.ndim > 1]
+        rest = [p for p in trained if p.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=tuple(settings.betas), fused=self._fused)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, settings, self.updates))

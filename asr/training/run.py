@@ -7,7 +7,6 @@ import logging
 import math
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
@@ -19,11 +18,11 @@ from asr.audio.features import RunningStatistics
 from asr.corpus import iterate
 from asr.decode.precision import best_precision
 from asr.model.speech_model import SpeechModel
-from asr.model.transformer import Transformer
-from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer, load_tokenizer
+from asr.text.tokenizer import load_tokenizer
 from asr.training.averaging import average_checkpoints
+from asr.training.building import adapt_model, build_model, build_tokenizer
 from asr.training.callbacks import EpochLine, Samples
-from asr.training.config import LMTrainConfig, TokenizerConfig, TrainConfig
+from asr.training.config import LMTrainConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.resuming import Latest
@@ -42,13 +41,19 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     out = Path(config.out)
     last = begin(config)
     data = SpeechData(config.data, config.seed)
-    tokenizer = load_tokenizer(out) if last else build_tokenizer(config.tokenizer, data.texts())
+    origin = SpeechModel.load(config.init_from) if config.init_from else None
+    if last:
+        tokenizer = load_tokenizer(out)
+    elif origin and not config.new_tokenizer:
+        tokenizer = origin.tokenizer
+    else:
+        tokenizer = build_tokenizer(config.tokenizer, data.texts())
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(out)
-    model = build_model(config, tokenizer)
+    model = adapt_model(origin, config, tokenizer) if origin else build_model(config, tokenizer)
     data.fit_to(model)
     trainer, updates = _trainer(config, data, out)
-    if not last:
+    if not last and not origin:
         model.front_end.set_statistics(*_statistics(model, data))
     module = SpeechTraining(config, model, updates)
     hours, parameters = data.train_seconds / 3600, sum(p.numel() for p in model.parameters()) / 1e6
@@ -79,19 +84,6 @@ def begin(config: TrainConfig | LMTrainConfig) -> Path | None:
     L.seed_everything(config.seed, workers=True, verbose=False)
     _keep_freed_memory()
     return last if last.exists() else None
-
-
-def build_model(config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
-    """A new model that writes with `tokenizer`."""
-    shape = replace(config.model, vocab_size=len(tokenizer), input_dim=config.features.dim)
-    return SpeechModel(config.features, Transformer(shape), tokenizer, config.data.normalizer)
-
-
-def build_tokenizer(config: TokenizerConfig, texts: list[str]) -> Tokenizer:
-    """A tokenizer of the kind asked for, trained on normalised transcripts."""
-    if config.kind == "char":
-        return CharTokenizer.train(texts)
-    return BPETokenizer.train(texts, config.vocab_size)
 
 
 @torch.inference_mode()

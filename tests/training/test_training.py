@@ -17,9 +17,10 @@ import asr
 from asr.audio.reading import SAMPLE_RATE
 from asr.composition import build_config, register
 from asr.resources import resource
+from asr.training.building import build_model, build_tokenizer
 from asr.training.config import DataConfig, TrainConfig
 from asr.training.data import SpeechData
-from asr.training.run import build_model, build_tokenizer, train
+from asr.training.run import train
 
 WORDS = {"low": 300.0, "mid": 900.0, "high": 2700.0}
 

@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+import asr
+from asr.model.speech_model import SpeechModel
+from asr.training.building import adapt_model, build_tokenizer
+from asr.training.config import TokenizerConfig
+from asr.training.run import train
+from tests.training.test_training import corpus, options, trained  # noqa: F401 (fixtures)
+
+TEXTS = ["red red fox", "blue sky", "green red"] * 9
+
+
+def test_fine_tuning_goes_on_from_the_weights_and_shape_of_a_folder(corpus, trained, tmp_path):  # noqa: F811
+    settings = [f"init_from={trained[0]}", "model.d_model=64", "optimizer.lr=1e-5", "epochs=1"]
+    folder, wer = train(options(corpus, tmp_path / "exp", *settings))
+    assert wer <= trained[1] + 5
+    before, after = SpeechModel.load(trained[0]), SpeechModel.load(folder)
+    assert after.transformer.config == before.transformer.config
+    for name, weight in after.state_dict().items():
+        torch.testing.assert_close(weight, before.state_dict()[name], atol=1e-3, rtol=0)
+    resumed, _ = train(options(corpus, tmp_path / "exp", *settings, "resume=true"))
+    assert asr.load(resumed).transcribe(corpus / "dev" / "0.wav").error is None
+
+
+def test_frozen_layers_stay_as_they_are(corpus, trained, tmp_path):  # noqa: F811
+    settings = [f"init_from={trained[0]}", "freeze_layers=1", "epochs=1"]
+    folder, _ = train(options(corpus, tmp_path / "exp", *settings))
+    before, after = (SpeechModel.load(f).transformer.encoder for f in (trained[0], folder))
+    for name, weight in before.state_dict().items():
+        frozen = name.startswith(("subsampling.", "layers.0."))
+        assert torch.equal(weight, after.state_dict()[name]) == frozen, name
+
+
+def test_with_a_new_tokenizer_what_depends_on_the_vocabulary_begins_anew(corpus, trained, tmp_path):  # noqa: F811
+    config = options(corpus, tmp_path, f"init_from={trained[0]}", "new_tokenizer=true")
+    origin = SpeechModel.load(trained[0])
+    tokenizer = build_tokenizer(TokenizerConfig("bpe", 24), TEXTS)
+    model = adapt_model(origin, config, tokenizer)
+    assert model.transformer.ctc.out_features == len(tokenizer) != len(origin.tokenizer)
+    assert torch.equal(model.front_end.mean, origin.front_end.mean)
+    for part in ("encoder", "decoder.layers"):
+        old, new = (m.transformer.get_submodule(part).state_dict() for m in (origin, model))
+        assert all(torch.equal(old[name], new[name]) for name in old)
+
+
+@pytest.mark.parametrize("wrong", [["freeze_layers=1"], ["new_tokenizer=true"], ["init_from={}", "freeze_layers=9"]])
+def test_freezing_what_is_not_there_is_refused(corpus, trained, tmp_path, wrong):  # noqa: F811
+    with pytest.raises(ValueError, match="freeze_layers|new_tokenizer"):
+        train(options(corpus, tmp_path / "exp", *(word.format(trained[0]) for word in wrong)))
