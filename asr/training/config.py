@@ -106,6 +106,9 @@ class TrainConfig:
     export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
     patience: int = 0  # validations without a better dev WER after which training stops; 0: never
     precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
+    devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
+    nodes: int = 1  # machines
+    strategy: str = "auto"  # how they work together, by Lightning's names: ddp, fsdp, ...
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
     seed: int = 1
     out: str = "exp/model"  # checkpoints, TensorBoard and the model
@@ -114,8 +117,8 @@ class TrainConfig:
     def __post_init__(self):
         if self.epochs < 1 or self.validate_every < 1 or self.average < 1 or self.patience < 0:
             raise ValueError("epochs, validate_every and average must be at least 1, patience at least 0")
-        if self.save_minutes < 0:
-            raise ValueError("save_minutes must not be negative")
+        if self.save_minutes < 0 or self.devices < 0 or self.nodes < 1:
+            raise ValueError("save_minutes and devices must not be negative, nodes at least 1")
         if self.freeze_layers < 0 or (not self.init_from and (self.freeze_layers or self.new_tokenizer)):
             raise ValueError("freeze_layers (not negative) and new_tokenizer need init_from")
         if self.export not in ("float32", "float16"):

@@ -119,6 +119,9 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
     trainer = L.Trainer(
         max_epochs=config.epochs,
         check_val_every_n_epoch=config.validate_every,
+        devices=config.devices or "auto",
+        num_nodes=config.nodes,
+        strategy=config.strategy,
         precision=lightning_precision(config.precision),
         callbacks=callbacks,
         logger=TensorBoardLogger(out, name="tensorboard", version=""),
