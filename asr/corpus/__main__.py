@@ -2,6 +2,7 @@
 
 python -m asr.corpus download PART... --out DIR                      parts of LibriSpeech
 python -m asr.corpus prepare CORPUS... --out cuts.jsonl.gz           checks every file, writes Lhotse cuts
+python -m asr.corpus sample CUTS --utterances 100 --out some.jsonl.gz
 python -m asr.corpus split CUTS --speakers 5 --out dev.jsonl.gz --rest train.jsonl.gz
 """
 
@@ -31,9 +32,7 @@ def prepare(args: argparse.Namespace) -> None:
     cuts = open_corpus(args.corpus)
     if args.wav:
         cuts = CutSet.from_cuts(_as_wav(cut, sound, args.wav) for cut, sound in iterate(cuts)).to_eager()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    cuts.to_file(args.out)
-    print(f"{args.out}: {len(cuts)} utterances, {sum(cut.duration for cut in cuts) / 3600:.2f} h")
+    _write(cuts, args.out)
 
 
 def _as_wav(cut: MonoCut, sound: np.ndarray, folder: Path) -> MonoCut:
@@ -48,6 +47,12 @@ def _as_wav(cut: MonoCut, sound: np.ndarray, folder: Path) -> MonoCut:
     return next(iter(make_cuts([utterance], str(path))))
 
 
+def sample(args: argparse.Namespace) -> None:
+    cuts = list(open_corpus(args.corpus))
+    chosen = CutSet.from_cuts(random.Random(args.seed).sample(cuts, min(args.utterances, len(cuts))))
+    _write(chosen, args.out)
+
+
 def split(args: argparse.Namespace) -> None:
     cuts = open_corpus(args.corpus)
     speakers = sorted({cut.supervisions[0].speaker or "" for cut in cuts})
@@ -58,9 +63,13 @@ def split(args: argparse.Namespace) -> None:
         part = cuts.filter(
             lambda cut, inside=inside: ((cut.supervisions[0].speaker or "") in chosen) == inside
         ).to_eager()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.to_file(path)
-        print(f"{path}: {len(part)} utterances, {sum(cut.duration for cut in part) / 3600:.2f} h")
+        _write(part, path)
+
+
+def _write(cuts: CutSet, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cuts.to_file(path)
+    print(f"{path}: {len(cuts)} utterances, {sum(cut.duration for cut in cuts) / 3600:.2f} h")
 
 
 def main() -> None:
@@ -76,6 +85,12 @@ def main() -> None:
     sub.add_argument("--out", type=Path, required=True, help="cuts to write (.jsonl.gz)")
     sub.add_argument("--wav", type=Path, help="folder for the decoded sound: reading it costs training next to nothing")
     sub.set_defaults(run=prepare)
+    sub = commands.add_parser("sample", help="draw some utterances")
+    sub.add_argument("corpus", nargs="+")
+    sub.add_argument("--utterances", type=int, required=True)
+    sub.add_argument("--out", type=Path, required=True, help="cuts to write (.jsonl.gz)")
+    sub.add_argument("--seed", type=int, default=1)
+    sub.set_defaults(run=sample)
     sub = commands.add_parser("split", help="split some speakers off")
     sub.add_argument("corpus")
     sub.add_argument("--speakers", type=int, required=True)

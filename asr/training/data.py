@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """B utterances, padded with zeros."""
+    """B utterances, padded with zeros; none where nothing of the batch could be read."""
 
     inputs: Tensor  # (B, N) samples, or (B, T, d) matrices
     lens: Tensor  # (B,) in samples or frames
@@ -40,13 +40,13 @@ class Batch(NamedTuple):
 
 
 class SpeechDataset(Dataset):
-    """A batch of cuts to a `Batch`; what cannot be read is left out. None where nothing of the batch is left."""
+    """A batch of cuts and its seed to a `Batch`; what cannot be read is left out."""
 
     def __init__(self, tokenizer: Tokenizer, speeds: list[float]):
         self.tokenizer = tokenizer
         self.speeds = speeds
 
-    def __getitem__(self, batch: tuple[CutSet, int]) -> Batch | None:
+    def __getitem__(self, batch: tuple[CutSet, int]) -> Batch:
         cuts, seed = batch
         inputs, texts = [], []
         rng = random.Random(seed)
@@ -56,7 +56,8 @@ class SpeechDataset(Dataset):
             inputs.append(change_speed(sound, speed) if sound.ndim == 1 else sound)
             texts.append(cut.supervisions[0].text)
         if not inputs:
-            return None
+            nothing = torch.zeros(0, dtype=torch.int64)
+            return Batch(torch.zeros(0, 1), nothing, nothing[:, None], nothing, [])
         labels = [torch.tensor(self.tokenizer.encode(text)) for text in texts]
         return Batch(
             pad_sequence(inputs, batch_first=True),

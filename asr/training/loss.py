@@ -40,11 +40,12 @@ def smoothed_cross_entropy(log_probs: Tensor, labels: Tensor, smoothing: float) 
     return loss.masked_fill(~kept, 0.0).sum()
 
 
-def joint_loss(output: Output, Y: Tensor, Y_lens: Tensor, config: LossConfig) -> Losses:
-    """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by its tokens.
+def joint_loss(output: Output, Y: Tensor, Y_lens: Tensor, config: LossConfig, tokens: Tensor | None = None) -> Losses:
+    """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by `tokens`.
 
-    Where there are intermediate predictions, their mean loss is `intermediate_weight` of CTC's part."""
-    tokens = output.lens.sum()
+    None: the batch's own. Where several processes average their gradients, the mean over them makes each token count
+    alike. Where there are intermediate predictions, their mean loss is `intermediate_weight` of CTC's part."""
+    tokens = output.lens.sum() if tokens is None else tokens
     attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens), config.label_smoothing) / tokens
     ctc = every_ctc = ctc_loss(output.ctc_log_probs, output.memory_lens, Y, Y_lens) / tokens
     if output.intermediate:

@@ -27,20 +27,22 @@ class SpeechTraining(Optimized):
         self.references: list[str] = []
         self.hypotheses: list[str] = []
 
-    def training_step(self, batch: Batch | None) -> torch.Tensor:
-        if batch is None:  # nothing of it could be read; the other ranks wait for gradients all the same
+    def training_step(self, batch: Batch) -> torch.Tensor:
+        tokens = (batch.Y_lens + 1).sum().float()
+        tokens = self.trainer.strategy.reduce(tokens, reduce_op="mean")  # over processes, whose batches differ
+        if not len(batch.lens):  # the other processes wait for gradients all the same
             return 0.0 * sum(parameter.sum() for parameter in self.parameters())
         X, X_lens = self.model.front_end(batch.inputs, batch.lens)
         X = self.spec_augment(X, X_lens)
         intermediate = self.config.loss.intermediate_ctc
         output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens, intermediate)
-        losses = joint_loss(output, batch.Y, batch.Y_lens, self.config.loss)
+        losses = joint_loss(output, batch.Y, batch.Y_lens, self.config.loss, tokens)
         values = {f"train/{name}": value for name, value in losses._asdict().items()}
         self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))
         return losses.total
 
-    def validation_step(self, batch: Batch | None) -> None:
-        if batch is None:
+    def validation_step(self, batch: Batch) -> None:
+        if not len(batch.lens):
             return
         X, X_lens = self.model.front_end(batch.inputs, batch.lens)
         losses = joint_loss(

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # AN4 from the audio to a WER table: 0.7 h of spelled names, numbers and commands, official test set, nothing else.
-#   recipes/an4/run.sh --data DIR [--out exp/an4] [--stage 1] [--stop-stage 3] [option=value ...]
+#   recipes/an4/run.sh --data DIR [--out exp/an4] [--stage 1] [--stop-stage 4] [option=value ...]
 # DIR is AN4 as it is unpacked (etc/, wav/), or a folder with an4.train.tar and an4.test.tar (a manifest.jsonl in each).
 # Options of asr.train may follow. A run that was interrupted goes on with the stage that it was in.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
-parse --data exp/an4 3 "$@"
+parse --data exp/an4 4 "$@"
 
 if begin 1 "cuts of train, dev (5 speakers of train) and test"; then
   if [ -f "$data/etc/an4_train.fileids" ]; then
@@ -27,13 +27,20 @@ if begin 2 "training (conf/experiment/an4.yaml says how long)"; then
   finish
 fi
 
-if begin 3 WER; then
+if begin 3 "weights of decoding, chosen on dev"; then
+  python -m asr.tune "$cuts/dev.jsonl.gz" --model "$out/model" --ctc-weights 0.3 0.4 0.5 --length-bonuses 0 0.3 0.6 --write
+  finish
+fi
+
+if begin 4 WER; then
   {
     echo "| set | decoding | WER, errors |"
     echo "| --- | --- | --- |"
     for set in dev test; do
       for decoding in ctc greedy beam; do
-        errors=$(wer "$cuts/$set.jsonl.gz" --strategy $decoding)
+        alone=()
+        [ $decoding = beam ] || alone=(--length-bonus 0)
+        errors=$(wer "$cuts/$set.jsonl.gz" --strategy $decoding ${alone[@]+"${alone[@]}"})
         echo "| $set | $decoding | $errors |"
       done
     done

@@ -52,11 +52,22 @@ def test_padding_has_no_loss():
         torch.testing.assert_close(ours, theirs)
 
 
-def test_the_loss_of_a_batch_is_the_token_mean_of_its_parts():
-    out, Y, Y_lens = output()
-    total = joint_loss(out, Y, Y_lens, LossConfig()).total * out.lens.sum()
+def each_alone(out: Output, Y: torch.Tensor, Y_lens: torch.Tensor):
+    """Every utterance of a batch as a batch of its own."""
     for i, n in enumerate(Y_lens):
         one = slice(i, i + 1)
         part = Output(out.log_probs[one, : n + 1], out.lens[one], out.ctc_log_probs[one], out.memory_lens[one])
-        total = total - joint_loss(part, Y[one, :n], Y_lens[one], LossConfig()).total * (n + 1)
-    assert total.item() == pytest.approx(0.0, abs=1e-4)
+        yield part, Y[one, :n], Y_lens[one]
+
+
+def test_the_loss_of_a_batch_is_the_token_mean_of_its_parts():
+    batch = output()
+    parts = sum(joint_loss(*part, LossConfig()).total * part[0].lens.sum() for part in each_alone(*batch))
+    torch.testing.assert_close(joint_loss(*batch, LossConfig()).total * batch[0].lens.sum(), parts)
+
+
+def test_parts_divided_by_the_mean_of_their_tokens_average_to_the_whole():
+    batch = output()
+    mean = batch[0].lens.float().mean()
+    parts = [joint_loss(*part, LossConfig(), mean).total for part in each_alone(*batch)]
+    torch.testing.assert_close(torch.stack(parts).mean(), joint_loss(*batch, LossConfig()).total)

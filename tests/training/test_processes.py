@@ -22,7 +22,7 @@ SETTINGS += ["data.workers=0", "data.global_batch_seconds=4", "average=1", "vali
 
 @pytest.fixture
 def eight(tmp_path, tone) -> Path:
-    """Eight utterances of a second: four batches in each epoch, whoever cuts them."""
+    """Eight utterances of a second, two or four a batch; their transcripts are not equally long."""
     for i, word in enumerate(["low", "high"] * 4):
         soundfile.write(tmp_path / f"{i}.wav", tone(1.0, 300.0 + 50 * i if word == "low" else 2000.0 + 50 * i), 16_000)
         (tmp_path / f"{i}.txt").write_text(word)
@@ -37,7 +37,10 @@ def train(corpus: Path, out: Path, *overrides: str) -> subprocess.CompletedProce
 
 
 def test_two_processes_arrive_where_one_does(eight, tmp_path):
-    done = [train(eight, tmp_path / "one"), train(eight, tmp_path / "two", "devices=2", "strategy=ddp")]
+    done = [
+        train(eight, tmp_path / "one", "data.batch_seconds=4"),
+        train(eight, tmp_path / "two", "devices=2", "strategy=ddp"),
+    ]
     assert [run.returncode for run in done] == [0, 0], done[1].stderr
     steps = [
         torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
@@ -49,6 +52,20 @@ def test_two_processes_arrive_where_one_does(eight, tmp_path):
         torch.testing.assert_close(two[name], one[name], atol=1e-3, rtol=0, msg=name)
     final = [run.stderr.splitlines()[-1].split(" (")[0] for run in done]
     assert final[0] == final[1] and final[0].startswith("dev WER")
+
+
+def test_a_batch_that_cannot_be_read_stops_neither_process(eight, tmp_path):
+    sound = (eight / "3.flac", eight / "3.wav")
+    samples, rate = soundfile.read(sound[1])
+    soundfile.write(sound[0], samples, rate)
+    sound[1].unlink()
+    content = sound[0].read_bytes()
+    sound[0].write_bytes(content[:200] + bytes(len(content) - 200))  # its header says nothing of it
+    done = train(eight, tmp_path / "exp", "devices=2", "strategy=ddp", "data.batch_seconds=1", "data.max_seconds=1")
+    assert done.returncode == 0, done.stderr
+    assert "3.flac" in done.stderr
+    state = torch.load(tmp_path / "exp" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert state["global_step"] == 8
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
