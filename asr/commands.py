@@ -16,8 +16,10 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("decoding", "defaults are those tuned for the model, where it was tuned")
     group.add_argument("--model", help="model folder (default: the model that ships)")
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
-    group.add_argument("--precision", default="float32", help="float32, bfloat16 or int8 (default: float32)")
-    group.add_argument("--batch-seconds", type=float, default=60.0, help="seconds decoded at once (default: 60)")
+    group.add_argument(
+        "--precision", default="auto", help="float32, bfloat16, int8; auto (the default): bfloat16 where it is quick"
+    )
+    group.add_argument("--batch-seconds", type=float, default=120.0, help="seconds decoded at once (default: 120)")
     group.add_argument("--lm", help="language model folder (asr.train_lm), fused in the search (default: none)")
     group.add_argument("--ngram", help="word n-gram model, ARPA or KenLM's, rescores the n-best (default: none)")
     group.add_argument("--strategy", help="beam, rescore, ctc or greedy (default: beam)")

@@ -69,14 +69,14 @@ class Recognizer:
         self,
         model: SpeechModel,
         options: DecodeOptions | None = None,
-        batch_seconds: float = 60.0,
+        batch_seconds: float = 120.0,
         language_model: TextModel | str | os.PathLike | None = None,
         ngram: NGram | str | os.PathLike | None = None,
-        precision: str = "float32",
+        precision: str = "auto",
         calibration: Calibration | None = None,
     ):
         """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder, `ngram` a
-        file; `precision` (float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place;
+        file; `precision` (auto, float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place;
         `calibration` is of the words' confidences.
 
         Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""

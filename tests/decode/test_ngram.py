@@ -63,11 +63,11 @@ def test_the_recogniser_chooses_among_its_n_best(tiny_model):
 
     sound = np.random.default_rng(0).normal(0, 0.1, 30_000).astype(np.float32)
     options = DecodeOptions(beam_size=5, nbest=5, ngram_weight=10.0)
-    without = Recognizer(tiny_model, options).transcribe(sound).segments[0].nbest
+    without = Recognizer(tiny_model, options, precision="float32").transcribe(sound).segments[0].nbest
     text, score = max(without, key=lambda item: item[1] - 10 * item[0].count("a"))
     assert text != without[0][0]
     options = DecodeOptions(beam_size=5, ngram_weight=10.0)
-    (found,) = Recognizer(tiny_model, options, ngram=Averse()).transcribe(sound).segments[0].nbest
+    (found,) = Recognizer(tiny_model, options, ngram=Averse(), precision="float32").transcribe(sound).segments[0].nbest
     assert found == (text, pytest.approx(score - 10 * text.count("a"), abs=1e-4))
 
 

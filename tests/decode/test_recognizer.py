@@ -11,7 +11,7 @@ from asr.decode import DecodeOptions, Recognizer
 def recognizer(tiny_model) -> Recognizer:
     with torch.no_grad():
         tiny_model.transformer.ctc.weight.mul_(5)
-    return Recognizer(tiny_model, DecodeOptions(beam_size=3, nbest=2), batch_seconds=5)
+    return Recognizer(tiny_model, DecodeOptions(beam_size=3, nbest=2), batch_seconds=5, precision="float32")
 
 
 def noise(seconds: float, seed: int = 0) -> np.ndarray:
