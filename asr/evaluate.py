@@ -36,11 +36,7 @@ def main(argv: list[str] | None = None) -> None:
         from asr.corpus import open_corpus
 
         recognizer = load_recognizer(args)
-        cuts = open_corpus(args.corpus)
-    except ValueError as error:
-        fail("asr.evaluate", error)
-    try:
-        figures = evaluate(recognizer, cuts, args.out)
+        figures = evaluate(recognizer, open_corpus(args.corpus), args.out)
     except ValueError as error:
         fail("asr.evaluate", error)
     if args.json:

@@ -8,19 +8,17 @@ parse() {
   shift 3
   while [ $# -gt 0 ]; do
     case $1 in
-      "$flag" | --out | --stage | --stop-stage)
-        [ $# -gt 1 ] || wrong "$1 needs a value"
-        case $1 in
-          --out) out=$2 ;;
-          --stage) stage=$2 ;;
-          --stop-stage) stop_stage=$2 ;;
-          *) data=$2 ;;
-        esac
-        shift 2
-        ;;
-      *=*) options+=("$1"); shift ;;
+      "$flag" | --out | --stage | --stop-stage) [ $# -gt 1 ] || wrong "$1 needs a value" ;;
+      *=*) options+=("$1") && shift && continue ;;
       *) wrong "unknown argument $1; see the head of run.sh" ;;
     esac
+    case $1 in
+      "$flag") data=$2 ;;
+      --out) out=$2 ;;
+      --stage) stage=$2 ;;
+      --stop-stage) stop_stage=$2 ;;
+    esac
+    shift 2
   done
   cuts=$out/cuts
   set -E

@@ -25,10 +25,11 @@ class EpochTimer(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.started, self.first = time.monotonic(), 0
 
-    def epoch_seconds(self, trainer: L.Trainer) -> float:
-        """What the whole of the epoch that is about to end takes."""
+    def took_and_left(self, trainer: L.Trainer) -> tuple[float, float]:
+        """Seconds that the whole of the epoch takes that is about to end, and minutes that the epochs to come take."""
         batches = trainer.fit_loop.epoch_loop.batch_progress.current.completed
-        return (time.monotonic() - self.started) * max(1, batches) / max(1, batches - self.first)
+        took = (time.monotonic() - self.started) * max(1, batches) / max(1, batches - self.first)
+        return took, took * (trainer.max_epochs - trainer.current_epoch - 1) / 60
 
 
 class EpochLine(EpochTimer):
@@ -38,8 +39,7 @@ class EpochLine(EpochTimer):
         self.sound_seconds = sound_seconds
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: SpeechTraining) -> None:
-        took = self.epoch_seconds(trainer)
-        left = took * (trainer.max_epochs - trainer.current_epoch - 1) / 60
+        took, left = self.took_and_left(trainer)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         shown = [f"loss {metrics['train/total_epoch']:.3f}"] if "train/total_epoch" in metrics else []
         if "dev/wer" in metrics and (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0:

@@ -61,8 +61,7 @@ class PerplexityLine(EpochTimer):
         self.tokens = tokens
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: LanguageModelTraining) -> None:
-        took = self.epoch_seconds(trainer)
-        left = took * (trainer.max_epochs - trainer.current_epoch - 1) / 60
+        took, left = self.took_and_left(trainer)
         perplexity = math.exp(trainer.callback_metrics["dev/loss"])
         epoch, rate = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", self.tokens / took
         logger.info("%s: dev perplexity %.2f; %.0f tokens a second, %.1f min left", epoch, perplexity, rate, left)

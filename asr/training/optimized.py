@@ -9,12 +9,11 @@ import lightning as L
 import torch
 
 from asr.training.config import OptimizerConfig
-from asr.training.resuming import step_seed
+from asr.training.resuming import LOOK_EVERY, step_seed
 from asr.training.schedule import rate
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 50  # batches between two looks at what was skipped: each is a host-device sync
 MOST_SKIPPED = 100  # updates in a row
 
 

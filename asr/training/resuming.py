@@ -17,7 +17,7 @@ import numpy as np
 from lightning.pytorch.callbacks import Checkpoint
 from torch.utils.data import Sampler
 
-LOOK_EVERY = 50  # batches after which several processes agree whether it is time to save
+LOOK_EVERY = 50  # batches between two looks that make devices or processes wait for each other
 
 
 def step_seed(*place: int) -> int:

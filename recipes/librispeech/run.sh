@@ -11,7 +11,11 @@ set -euo pipefail
 subset=100 rest=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --subset) subset=${2:-} && shift ;;
+    --subset)
+      [ $# -gt 1 ] || wrong "--subset needs a value"
+      subset=$2
+      shift
+      ;;
     *) rest+=("$1") ;;
   esac
   shift
