@@ -9,6 +9,7 @@ import lightning as L
 import torch
 
 from asr.text.tokenizer import SOS
+from asr.training.data import Batch
 from asr.training.module import SpeechTraining
 
 logger = logging.getLogger(__name__)
@@ -33,10 +34,34 @@ class EpochTimer(L.Callback):
 
 
 class EpochLine(EpochTimer):
-    """One line an epoch: losses, dev WER, seconds of sound per second, time left."""
+    """One line an epoch, and in TensorBoard: losses, dev WER, seconds of sound per second, what went to padding (of the
+    frames) and to waiting for data (of the time)."""
 
     def __init__(self, sound_seconds: float):
         self.sound_seconds = sound_seconds
+
+    def on_train_start(self, trainer: L.Trainer, module: SpeechTraining) -> None:
+        super().on_train_start(trainer, module)
+        self._count_anew(module)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, module: SpeechTraining) -> None:
+        super().on_train_epoch_start(trainer, module)
+        self._count_anew(module)
+
+    def _count_anew(self, module: SpeechTraining) -> None:
+        self.waited, self.worked = 0.0, 0.0
+        self.last = time.monotonic()
+        self.frames, self.real_frames = 0, torch.zeros((), device=module.device)  # read once an epoch
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: SpeechTraining, batch: Batch, batch_idx: int) -> None:
+        now = time.monotonic()
+        self.waited, self.last = self.waited + now - self.last, now
+        self.frames += batch.inputs.shape[0] * batch.inputs.shape[1]
+        self.real_frames += batch.lens.sum()
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: SpeechTraining, outputs, batch: Batch, batch_idx: int):
+        now = time.monotonic()
+        self.worked, self.last = self.worked + now - self.last, now
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: SpeechTraining) -> None:
         took, left = self.took_and_left(trainer)
@@ -44,9 +69,13 @@ class EpochLine(EpochTimer):
         shown = [f"loss {metrics['train/total_epoch']:.3f}"] if "train/total_epoch" in metrics else []
         if "dev/wer" in metrics and (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0:
             shown.append(f"dev loss {metrics['dev/loss']:.3f}, dev WER {metrics['dev/wer']:.2f} %")
-        rate = f"{self.sound_seconds / took:.0f} s of sound a second, {left:.1f} min left"
+        speed = self.sound_seconds / took
+        padding = 100 * (1 - float(self.real_frames) / max(1, self.frames))
+        waiting = 100 * self.waited / max(1e-9, self.waited + self.worked)
+        module.log_dict({"train/sound_a_second": speed, "train/padding": padding, "train/waiting": waiting})
         epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
-        logger.info("%s: %s; %.0f s (%s)", epoch, ", ".join(shown), took, rate)
+        cost = f"{padding:.1f} % padding, {waiting:.1f} % waiting for data, {left:.1f} min left"
+        logger.info("%s: %s; %.0f s (%.0f s of sound a second, %s)", epoch, ", ".join(shown), took, speed, cost)
 
 
 class Samples(L.Callback):

@@ -103,6 +103,7 @@ class TrainConfig:
     epochs: int = 40
     validate_every: int = 1  # epochs
     average: int = 10  # checkpoints, the best by dev WER, averaged into the model
+    ema: float = 0.0  # decay per update of a running mean of the weights, which is validated and kept instead; 0: none
     export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
     patience: int = 0  # validations without a better dev WER after which training stops; 0: never
     precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
@@ -117,6 +118,8 @@ class TrainConfig:
     def __post_init__(self):
         if self.epochs < 1 or self.validate_every < 1 or self.average < 1 or self.patience < 0:
             raise ValueError("epochs, validate_every and average must be at least 1, patience at least 0")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema: {self.ema} does not lie in [0, 1)")
         if self.save_minutes < 0 or self.devices < 0 or self.nodes < 1:
             raise ValueError("save_minutes and devices must not be negative, nodes at least 1")
         if self.freeze_layers < 0 or (not self.init_from and (self.freeze_layers or self.new_tokenizer)):

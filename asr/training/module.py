@@ -12,7 +12,7 @@ from asr.decode.search import search
 from asr.model.speech_model import SpeechModel
 from asr.training.config import TrainConfig
 from asr.training.data import Batch
-from asr.training.loss import joint_loss
+from asr.training.loss import Losses, joint_loss
 from asr.training.optimized import Optimized
 
 
@@ -32,14 +32,17 @@ class SpeechTraining(Optimized):
         tokens = self.trainer.strategy.reduce(tokens, reduce_op="mean")  # over processes, whose batches differ
         if not len(batch.lens):  # the other processes wait for gradients all the same
             return 0.0 * sum(parameter.sum() for parameter in self.parameters())
-        X, X_lens = self.model.front_end(batch.inputs, batch.lens)
-        X = self.spec_augment(X, X_lens)
-        intermediate = self.config.loss.intermediate_ctc
-        output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens, intermediate)
-        losses = joint_loss(output, batch.Y, batch.Y_lens, self.config.loss, tokens)
+        losses = self.losses(batch, tokens)
         values = {f"train/{name}": value for name, value in losses._asdict().items()}
         self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))
         return losses.total
+
+    def losses(self, batch: Batch, tokens: torch.Tensor | None = None) -> Losses:
+        """The losses of a batch with all that training adds: SpecAugment, dropout, CTC from layers in between."""
+        X, X_lens = self.model.front_end(batch.inputs, batch.lens)
+        X = self.spec_augment(X, X_lens)
+        output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens, self.config.loss.intermediate_ctc)
+        return joint_loss(output, batch.Y, batch.Y_lens, self.config.loss, tokens)
 
     def validation_step(self, batch: Batch) -> None:
         if not len(batch.lens):

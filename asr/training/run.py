@@ -11,8 +11,15 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    RichProgressBar,
+    WeightAveraging,
+)
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from asr.audio.features import RunningStatistics
 from asr.corpus import iterate
@@ -24,6 +31,7 @@ from asr.training.building import adapt_model, build_model, build_tokenizer
 from asr.training.callbacks import EpochLine, Samples
 from asr.training.config import LMTrainConfig, TrainConfig
 from asr.training.data import SpeechData
+from asr.training.memory import LargestFirst
 from asr.training.module import SpeechTraining
 from asr.training.resuming import Latest
 
@@ -64,6 +72,8 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     best = _best_checkpoints(out, config.average)
     model.load_state_dict(average_checkpoints(best))
+    # the running mean would put itself in the place of what is to be validated
+    trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, WeightAveraging)]
     wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]
     folder = out / "model"
     if trainer.is_global_zero:
@@ -111,7 +121,10 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
         save_top_k=config.average,
     )
     latest = Latest(out / "checkpoints", config.save_minutes)
-    callbacks = [best, latest, EpochLine(data.train_seconds), Samples(), LearningRateMonitor("step")]
+    shown = [EpochLine(data.train_seconds), Samples(), LearningRateMonitor("step")]
+    callbacks = [LargestFirst(data), best, latest, *shown]
+    if config.ema:
+        callbacks.append(WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(config.ema)))
     if config.patience:
         callbacks.append(EarlyStopping("dev/wer", patience=config.patience))
     if on_terminal:

@@ -1,6 +1,7 @@
 """The whole loop on a corpus made on the spot: spoken digits are tones here, one pitch for each word."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from omegaconf import OmegaConf
 import asr
 from asr.audio.reading import SAMPLE_RATE
 from asr.composition import build_config, register
+from asr.model.speech_model import SpeechModel
 from asr.resources import resource
 from asr.training.building import build_model, build_tokenizer
 from asr.training.config import DataConfig, TrainConfig
@@ -243,3 +245,27 @@ def test_the_composed_config_is_shown(tmp_path):
     shown = OmegaConf.create(done.stdout)
     assert shown.model.d_model == 96
     assert json.dumps(OmegaConf.to_container(shown, resolve=False))
+
+
+def test_a_running_mean_of_the_weights_is_what_is_kept(corpus, tmp_path):
+    """theta' <- d theta' + (1 - d) theta after each update, validated and exported in the place of theta."""
+    out = tmp_path / "exp"
+    folder, wer = train(options(corpus, out, "epochs=2", "ema=0.9", "average=1", "optimizer.lr=1e-3"))
+    checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
+    mean, current = checkpoint["state_dict"], checkpoint["current_model_state"]
+    name = next(key for key in mean if key.startswith("model.transformer.encoder.layers.0") and mean[key].ndim == 2)
+    assert not torch.equal(mean[name], current[name])
+    best = min((out / "checkpoints").glob("0*.ckpt"), key=lambda path: float(path.stem.split("-")[1]))
+    kept = torch.load(best, weights_only=True)["state_dict"][name]
+    model = SpeechModel.load(folder)
+    torch.testing.assert_close(model.state_dict()[name.removeprefix("model.")], kept)
+    assert wer == pytest.approx(float(best.stem.split("-")[1]), abs=0.01)
+    train(options(corpus, out, "epochs=3", "ema=0.9", "average=1", "optimizer.lr=1e-3", "resume=true"))
+
+
+def test_an_epoch_tells_padding_waiting_and_speed(corpus, tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        train(options(corpus, tmp_path / "exp", "epochs=1"))
+    line = next(record.getMessage() for record in caplog.records if record.getMessage().startswith("epoch 1/1"))
+    padding, waiting = re.search(r"([\d.]+) % padding, ([\d.]+) % waiting", line).groups()
+    assert 0 < float(padding) < 40 and 0 < float(waiting) < 100

@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from asr.training.building import build_model, build_tokenizer
+from asr.training.data import SpeechData
+from asr.training.memory import SIZES, LargestFirst, Size, largest_sizes, try_batch
+from asr.training.module import SpeechTraining
+from asr.training.run import train
+from tests.training.test_training import corpus, options  # noqa: F401 (a fixture)
+
+
+@pytest.fixture
+def data(corpus, tmp_path) -> SpeechData:  # noqa: F811
+    config = options(corpus, tmp_path)
+    data = SpeechData(config.data, seed=1)
+    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    return data
+
+
+def test_no_batch_of_the_training_is_larger_than_the_largest_tried(data):
+    labels = [len(cut.supervisions[0].text) for cut in data.train_cuts]
+    tried = largest_sizes(data.train_cuts, labels, data.config)
+    assert 1 < len(tried) <= SIZES
+    assert tried[0].seconds == max(size.seconds for size in tried)  # the longest comes first
+    slowest = 1 / min(data.config.speeds)
+    for batch in data._train_sampler(world_size=1, rank=0):
+        seconds = slowest * max(cut.duration for cut in batch)
+        letters = max(len(cut.supervisions[0].text) for cut in batch)
+        larger = [size for size in tried if size.seconds >= seconds - 1e-6 and size.labels >= letters]
+        assert any(size.utterances * size.seconds >= 0.7 * len(batch) * seconds for size in larger)
+
+
+def test_trying_changes_nothing(corpus, data, tmp_path, monkeypatch):  # noqa: F811
+    without, _ = train(options(corpus, tmp_path / "without", "epochs=1", "model.dropout=0.1"))
+    tried = []
+
+    def try_on_a_cpu(callback, trainer, module):
+        for size in (Size(4, 2.0, 12), Size(9, 0.8, 4)):
+            try_batch(module, size)
+            tried.append(size)
+
+    monkeypatch.setattr(LargestFirst, "on_train_start", try_on_a_cpu)
+    folder, _ = train(options(corpus, tmp_path / "with", "epochs=1", "model.dropout=0.1"))
+    assert len(tried) == 2
+    weights = [(f / "model.safetensors").read_bytes() for f in (without, folder)]
+    assert weights[0] == weights[1]
+
+
+def test_too_little_memory_is_told_before_the_first_update(corpus, tmp_path, monkeypatch):  # noqa: F811
+    def full(self, batch, tokens=None):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(SpeechTraining, "losses", full)
+    monkeypatch.setattr(LargestFirst, "on_train_start", lambda self, trainer, module: try_batch(module, Size(4, 30, 9)))
+    with pytest.raises(ValueError, match=r"4 utterances of 30\.0 s .* data\.batch_seconds"):
+        train(options(corpus, tmp_path / "exp", "epochs=1"))
