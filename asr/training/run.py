@@ -7,6 +7,7 @@ import logging
 import math
 import random
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import lightning as L
@@ -33,6 +34,7 @@ from asr.training.config import LMTrainConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.memory import LargestFirst
 from asr.training.module import SpeechTraining
+from asr.training.report import write_report
 from asr.training.resuming import Latest
 
 logger = logging.getLogger(__name__)
@@ -76,9 +78,11 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, WeightAveraging)]
     wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]
     folder = out / "model"
+    summary = f"dev WER {wer:.2f} % (average of {len(best)} checkpoints)"
     if trainer.is_global_zero:
         model.save(folder, getattr(torch, config.export))
-    logger.info("dev WER %.2f %% (average of %d checkpoints); the model is in %s", wer, len(best), folder)
+        write_report(out, f"{summary}; {hours:.2f} h of speech, {parameters:.1f} M parameters", asdict(config))
+    logger.info("%s; the model is in %s, the curves in %s", summary, folder, out / "report.html")
     return folder, wer
 
 

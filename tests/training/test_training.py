@@ -97,6 +97,9 @@ def test_what_a_training_leaves_behind(trained):
     checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["config"]["model"]["d_model"] == 32
     assert list((out / "tensorboard").glob("events.*"))
+    report = (out / "report.html").read_text()
+    assert f"dev WER {trained[1]:.2f} %" in report and "<b>heard</b>" in report
+    assert report.count("<!-- dev WER (%) -->") == 1
 
 
 def test_the_last_epoch_is_validated_whatever_the_interval(corpus, tmp_path):

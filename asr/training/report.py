@@ -1,0 +1,81 @@
+"""The summary page of a training: what TensorBoard holds, drawn into one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+PANELS = (  # title, curves
+    ("loss a token", ("train/total_epoch", "dev/loss")),
+    ("loss a token, parts", ("train/ctc_epoch", "train/attention_epoch")),
+    ("dev WER (%)", ("dev/wer",)),
+    ("learning rate", ("lr-AdamW/pg1",)),
+    ("norm of the gradient", ("train/gradient_norm",)),
+    ("seconds of sound a second", ("train/sound_a_second",)),
+    ("padding (% of the frames), waiting for data (% of the time)", ("train/padding", "train/waiting")),
+)
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em }}
+svg {{ max-width: 100%; height: auto }} pre {{ overflow-x: auto }}</style></head>
+<body><h1>{title}</h1>
+<p>{summary}</p>
+{plots}
+<h2>Transcripts of the last validation</h2>
+{samples}
+<h2>Settings</h2>
+<pre>{settings}</pre>
+</body></html>
+"""
+
+
+def write_report(out: Path, summary: str, settings: dict[str, Any]) -> Path:
+    """Writes `out`/report.html from `out`/tensorboard; `summary` is a sentence on how the training ended."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # heavy: at the end alone
+
+    board = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    board.Reload()
+    tags = board.Tags()
+    panels = []
+    for title, names in PANELS:
+        curves = {name: board.Scalars(name) for name in names if name in tags["scalars"]}
+        if curves:
+            panels.append((title, curves))
+    samples = ""
+    if "dev/transcripts/text_summary" in tags["tensors"]:
+        said = board.Tensors("dev/transcripts/text_summary")[-1].tensor_proto.string_val[0].decode()
+        lines = html.escape(said).replace("**said**", "<b>said</b>").replace("**heard**", "<br><b>heard</b>")
+        samples = "".join(f"<p>{line}</p>\n" for line in lines.split("\n\n"))
+    page = PAGE.format(
+        title=html.escape(out.name),
+        summary=html.escape(summary),
+        plots=_plots(panels),
+        samples=samples,
+        settings=html.escape(json.dumps(settings, indent=1, default=str)),
+    )
+    path = out / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _plots(panels: list[tuple[str, dict[str, list]]]) -> str:
+    """The panels as one SVG, two in a row, over the updates."""
+    from matplotlib.figure import Figure
+
+    rows = max(1, -(-len(panels) // 2))
+    figure = Figure(figsize=(11, 3.2 * rows), layout="constrained")
+    for i, (title, curves) in enumerate(panels):
+        axes = figure.add_subplot(rows, 2, i + 1, title=title, xlabel="update")
+        for name, points in curves.items():
+            axes.plot([p.step for p in points], [p.value for p in points], label=name, linewidth=1.2)
+        axes.grid(alpha=0.3)
+        if len(curves) > 1:
+            axes.legend()
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg")
+    svg = drawn.getvalue()
+    return svg[svg.index("<svg") :]
