@@ -20,7 +20,7 @@ class DataConfig:
     normalizer: str = "english"  # english, neutral or none
     min_seconds: float = 0.1
     max_seconds: float = 30.0  # longer utterances are left out of training
-    speeds: list[float] = field(default_factory=lambda: [0.9, 1.0, 1.1])  # one is drawn for each utterance
+    speeds: list[float] = field(default_factory=lambda: [0.9, 1.0, 1.1])  # one is drawn for each batch
     batch_seconds: float = 120.0  # of sound on one device at once, padding included
     global_batch_seconds: float = 120.0  # of sound in one update, over all devices
     workers: int = -1  # processes that read sound; -1: one for each core but one, at most 8

@@ -40,7 +40,10 @@ class Batch(NamedTuple):
 
 
 class SpeechDataset(Dataset):
-    """A batch of cuts and its seed to a `Batch`; what cannot be read is left out."""
+    """A batch of cuts and its seed to a `Batch`; what cannot be read is left out.
+
+    The speed is that of the whole batch: drawn for each utterance it would undo what the buckets save, 17 % of AN4's
+    frames were padding then."""
 
     def __init__(self, tokenizer: Tokenizer, speeds: list[float]):
         self.tokenizer = tokenizer
@@ -49,9 +52,8 @@ class SpeechDataset(Dataset):
     def __getitem__(self, batch: tuple[CutSet, int]) -> Batch:
         cuts, seed = batch
         inputs, texts = [], []
-        rng = random.Random(seed)
+        speed = random.Random(seed).choice(self.speeds)
         for cut, sound in iterate(cuts):
-            speed = rng.choice(self.speeds)
             sound = torch.from_numpy(sound)
             inputs.append(change_speed(sound, speed) if sound.ndim == 1 else sound)
             texts.append(cut.supervisions[0].text)

@@ -20,6 +20,7 @@ from asr.text.tokenizer import SOS
 from asr.training.callbacks import EpochTimer
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy, targets
+from asr.training.memory import FreedMemory
 from asr.training.optimized import Optimized
 from asr.training.resuming import Latest
 from asr.training.run import begin, lightning_precision
@@ -101,6 +102,7 @@ def _trainer(config: LMTrainConfig, data: TextData) -> L.Trainer:
         max_epochs=config.epochs,
         precision=lightning_precision(config.precision),
         callbacks=[
+            FreedMemory(),
             best,
             Latest(checkpoints, config.save_minutes),
             PerplexityLine(data.tokens),

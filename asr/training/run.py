@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import math
 import random
@@ -32,14 +31,13 @@ from asr.training.building import adapt_model, build_model, build_tokenizer
 from asr.training.callbacks import EpochLine, Samples
 from asr.training.config import LMTrainConfig, TrainConfig
 from asr.training.data import SpeechData
-from asr.training.memory import LargestFirst
+from asr.training.memory import FreedMemory, LargestFirst
 from asr.training.module import SpeechTraining
 from asr.training.report import write_report
 from asr.training.resuming import Latest
 
 logger = logging.getLogger(__name__)
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 STATISTICS_SECONDS = 3600.0  # of sound from which mean and variance are taken
 
 
@@ -96,7 +94,6 @@ def begin(config: TrainConfig | LMTrainConfig) -> Path | None:
             f"{config.out} holds a training already: resume=true goes on with it, out=... starts another"
         )
     L.seed_everything(config.seed, workers=True, verbose=False)
-    _keep_freed_memory()
     return last if last.exists() else None
 
 
@@ -126,7 +123,7 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
     )
     latest = Latest(out / "checkpoints", config.save_minutes)
     shown = [EpochLine(data.train_seconds), Samples(), LearningRateMonitor("step")]
-    callbacks = [LargestFirst(data), best, latest, *shown]
+    callbacks = [FreedMemory(), LargestFirst(data), best, latest, *shown]
     if config.ema:
         callbacks.append(WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(config.ema)))
     if config.patience:
@@ -157,15 +154,6 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
 def _best_checkpoints(out: Path, count: int) -> list[Path]:
     """By the dev WER in their names: Lightning forgets which were best when the folder is moved."""
     return sorted((out / "checkpoints").glob("[0-9]*-*.ckpt"), key=lambda path: float(path.stem.split("-")[1]))[:count]
-
-
-def _keep_freed_memory() -> None:
-    """Stops glibc from returning freed blocks to the kernel, which clears them anew for every step: a sixth of the time
-    of a training on a CPU. Elsewhere it does nothing."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:
-        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**28)):
-            mallopt(option, value)
 
 
 def lightning_precision(wanted: str) -> str:

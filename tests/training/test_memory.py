@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -54,3 +57,27 @@ def test_too_little_memory_is_told_before_the_first_update(corpus, tmp_path, mon
     monkeypatch.setattr(LargestFirst, "on_train_start", lambda self, trainer, module: try_batch(module, Size(4, 30, 9)))
     with pytest.raises(ValueError, match=r"4 utterances of 30\.0 s .* data\.batch_seconds"):
         train(options(corpus, tmp_path / "exp", "epochs=1"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_what_is_freed_stays_with_the_process_and_goes_back_now_and_then():
+    code = """
+import types, torch
+from pathlib import Path
+from asr.training.memory import TRIM_EVERY, FreedMemory
+module = types.SimpleNamespace(device=torch.device("cpu"))
+def mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+freed = FreedMemory()
+freed.on_fit_start(None, module)
+before = mib()
+blocks = [torch.ones(2**20) for _ in range(64)]
+last = torch.ones(2**20)  # the top of the heap
+del blocks
+kept = mib() - before
+freed.on_train_batch_end(None, module, None, None, TRIM_EVERY - 1)
+print(kept, mib() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    kept, left = map(float, done.stdout.split())
+    assert kept > 200 and left < 50
