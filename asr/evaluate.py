@@ -1,6 +1,7 @@
 """Scoring a model on a transcribed corpus: `python -m asr.evaluate MANIFEST`.
 
 WER and CER with their substitutions, deletions and insertions, both sides normalised alike by the model's normaliser.
+Under torchrun the processes share the corpus: `torchrun --nproc-per-node 8 -m asr.evaluate MANIFEST`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def main(argv: list[str] | None = None) -> None:
         figures = evaluate(recognizer, open_corpus(args.corpus), args.out)
     except ValueError as error:
         fail("asr.evaluate", error)
+    if figures is None:
+        return
     if args.json:
         print(json.dumps(figures))
         return
@@ -51,14 +54,16 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{figures['utterances']} utterances, {speed}")
 
 
-def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> dict:
+def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> dict | None:
     """Transcribes the cuts and scores them; writes what was heard to `out` (JSONL). Rates are in percent.
 
-    Raises ValueError as `transcribe_cuts` does."""
-    from asr.decode.scoring import character_errors, transcribe_cuts, word_errors
+    Of several processes the first has the figures, the others None. Raises ValueError as `transcribe_cuts` does."""
+    from asr.decode.scoring import character_errors, transcribe_together, word_errors
 
     with progress_bar(sum(cut.duration for cut in cuts)) as advance:
-        done = transcribe_cuts(recognizer, cuts, advance)
+        done = transcribe_together(recognizer, cuts, advance)
+    if done is None:
+        return None
     if out:
         with open(out, "w", encoding="utf-8") as file:
             for cut, said, heard, transcript in zip(

@@ -3,11 +3,13 @@
 
     python benchmarks/decode.py search [--threads 1] [--utterances 1]
     python benchmarks/decode.py recognisers CORPUS [--weights DIR] [--threads 1] [--limit 100]
+    python benchmarks/decode.py growth CORPUS [--threads 1] [--limit 100]
 
 `search`: joint CTC/attention beam search on a model of the same size with random weights (12 + 6 layers, D 256, FFN
 2048, 31 characters), 10 s of sound, 150 forced steps, encoder included. `recognisers`: whole recognisers with weights
 of their own on a corpus: seconds of sound per CPU second, peak memory, WER (both sides through our normaliser). DIR
 holds `tiny.en.pt` (openai-whisper), `faster-whisper-tiny.en/`, `moonshine-tiny/`, `vosk-model-small-en-us-0.15/`.
+`growth`: time and peak memory of ours for a folder of the corpus' first utterances, and of twice and four times as many.
 
 A row whose package or weights are not here says so. The packages: transformers, speechbrain, espnet; openai-whisper,
 faster-whisper, useful-moonshine-onnx, vosk, pocketsphinx.
@@ -307,6 +309,9 @@ def main() -> None:
     whole.add_argument("--weights", type=Path, default=Path("weights"))
     whole.add_argument("--limit", type=int, default=0, help="utterances; 0: all")
     whole.add_argument("--sounds", type=Path, help=argparse.SUPPRESS)
+    growth = tables.add_parser("growth")
+    growth.add_argument("corpus")
+    growth.add_argument("--limit", type=int, default=100, help="utterances to begin with")
     for table in tables.choices.values():
         table.add_argument("--threads", type=int, default=1)
         table.add_argument("--row", help=argparse.SUPPRESS)
@@ -327,6 +332,14 @@ def main() -> None:
             print(
                 f"| {name} | {figures if isinstance(figures, str) else format(figures['seconds'], '.2f')} |", flush=True
             )
+    elif args.table == "growth":
+        print("| utterances | s of sound | CPU s | peak MiB |\n| --- | --- | --- | --- |")
+        for limit in (args.limit, 2 * args.limit, 4 * args.limit):
+            with tempfile.TemporaryDirectory() as folder:
+                said, seconds = write_sounds(args.corpus, limit, Path(folder))
+                f = row(["recognisers", args.corpus, "--sounds", folder], next(iter(RECOGNISERS)), args.threads)
+            cells = f if isinstance(f, str) else f"{f['used']:.1f} | {f['peak']:.0f}"
+            print(f"| {len(said)} | {seconds:.0f} | {cells} |", flush=True)
     else:
         from asr.decode.scoring import word_errors
         from asr.text.normalizer import english

@@ -67,6 +67,24 @@ def test_json_has_segments_and_the_n_best(files):
     assert description["text"] == description["segments"][0]["text"]
 
 
+def test_processes_share_a_corpus_and_the_first_has_all_of_it_in_order(files):
+    for i in range(3):  # five utterances of different length, for two processes
+        soundfile.write(files / f"c{i}.wav", np.random.default_rng(i).normal(0, 0.1, 4000 * (5 - i)), SAMPLE_RATE)
+        (files / f"c{i}.txt").write_text("three four")
+    options = [files, "--model", files / "model", "--precision", "float32", "--beam-size", 2, "--json", "--out"]
+    alone = run("asr.evaluate", *options, files / "alone.jsonl")
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m"]
+    together = run(*launch, "asr.evaluate", *options, files / "together.jsonl")
+    assert together.returncode == 0, together.stderr.decode()
+    figures = [json.loads(done.stdout.decode().splitlines()[-1]) for done in (alone, together)]
+    assert figures[0]["words"] == figures[1]["words"] and figures[1]["utterances"] == 5
+    rows = [
+        [json.loads(line) for line in (files / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("alone", "together")
+    ]
+    assert [(row["id"], row["hypothesis"]) for row in rows[0]] == [(row["id"], row["hypothesis"]) for row in rows[1]]
+
+
 def test_standard_input_is_a_file(files):
     by_pipe = run("asr.transcribe", "--model", files / "model", "-", input=(files / "a.wav").read_bytes())
     by_name = run("asr.transcribe", "--model", files / "model", files / "a.wav")

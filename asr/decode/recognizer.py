@@ -102,9 +102,10 @@ class Recognizer:
     def load(cls, folder: str | Path | None = None, device: str | None = None, **settings) -> Recognizer:
         """The recogniser of a model folder (None: the model that ships); `settings` as in `__init__`.
 
-        `device` None takes a GPU where there is one. What was tuned for the model (`asr.tune`) lies in its folder, too,
-        and is the default. Raises ModelError for what is no model folder."""
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        `device` None takes a GPU where there is one, each process under torchrun its own. What was tuned for the model
+        (`asr.tune`) lies in its folder, too, and is the default. Raises ModelError for what is no model folder."""
+        gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        device = device or (gpu if torch.cuda.is_available() else "cpu")
         folder = Path(folder or resource("data", "models", "english"))
         options, calibration = load_tuning(folder)
         defaults = {"options": options, "calibration": calibration}

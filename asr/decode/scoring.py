@@ -1,12 +1,15 @@
-"""A corpus transcribed, and its word and character error rates (jiwer does the alignment)."""
+"""A corpus transcribed, by one process or several, and its word and character error rates (jiwer aligns)."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import jiwer
+import torch.distributed
 from lhotse import CutSet, MonoCut
 
 from asr.corpus import iterate
@@ -82,6 +85,29 @@ def transcribe_cuts(
             raise ValueError(f"{cut.id}: {transcript.error}")
     references = [normalize(cut.supervisions[0].text or "") for cut in read]
     return Transcribed(read, references, [normalize(transcript.text) for transcript in transcripts], transcripts, took)
+
+
+def transcribe_together(
+    recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None
+) -> Transcribed | None:
+    """`transcribe_cuts`, with the cuts dealt out to the processes that torchrun (or another launcher that sets
+    WORLD_SIZE and RANK) started: all of it, in order, in process 0, None in the others. Alone it does all itself."""
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    if world == 1:
+        return transcribe_cuts(recognizer, cuts, progress)
+    dealt = list(cuts)[rank::world]
+    done = transcribe_cuts(recognizer, CutSet.from_cuts(dealt), progress)
+    place = {cut.id: rank + world * i for i, cut in enumerate(dealt)}
+    rows = zip(done.cuts, done.references, done.hypotheses, done.transcripts, strict=True)
+    mine = [(place[row[0].id], *row) for row in rows]
+    torch.distributed.init_process_group("gloo")
+    everything: list | None = [None] * world if rank == 0 else None
+    torch.distributed.gather_object((done.seconds, mine), everything)
+    torch.distributed.destroy_process_group()
+    if everything is None:
+        return None
+    _, *columns = zip(*sorted((row for _, part in everything for row in part), key=itemgetter(0)), strict=True)
+    return Transcribed(*map(list, columns), max(seconds for seconds, _ in everything))
 
 
 def _errors(process, references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
