@@ -9,7 +9,7 @@
 2048, 31 characters), 10 s of sound, 150 forced steps, encoder included. `recognisers`: whole recognisers with weights
 of their own on a corpus: seconds of sound per CPU second, peak memory, WER (both sides through our normaliser). DIR
 holds `tiny.en.pt` (openai-whisper), `faster-whisper-tiny.en/`, `moonshine-tiny/`, `vosk-model-small-en-us-0.15/`.
-`growth`: time and peak memory of ours for a folder of the corpus' first utterances, and of twice and four times as many.
+`growth`: time and peak memory of ours for the first utterances of a corpus, and for twice and four times as many.
 
 A row whose package or weights are not here says so. The packages: transformers, speechbrain, espnet; openai-whisper,
 faster-whisper, useful-moonshine-onnx, vosk, pocketsphinx.

@@ -50,8 +50,14 @@ class SpecAugment(nn.Module):
         return inside.any(dim=1)
 
 
-def change_speed(samples: Tensor, factor: float) -> Tensor:
-    """Plays `(N,)` samples `factor` times as fast (pitch changes too, as sox `speed`): `(N / factor,)`."""
-    if factor == 1.0:
-        return samples
-    return functional.resample(samples, round(factor * 100), 100)
+def change_speed(samples: Tensor, lens: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Plays `(B, N)` samples of which `lens (B,)` are real `factor` times as fast (pitch changes too, as sox `speed`):
+    `(B, N / factor)` with zeros for padding, and the lengths. `factor` is rounded to hundredths."""
+    hundredths = round(factor * 100)
+    if hundredths == 100:
+        return samples, lens
+    with torch.autocast(samples.device.type, enabled=False):
+        played = functional.resample(samples, hundredths, 100)
+    lens = -(-lens * 100 // hundredths)
+    position = torch.arange(played.shape[1], device=lens.device)
+    return played.masked_fill(position >= lens[:, None], 0.0), lens

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from asr.audio.augment import change_speed
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import MATRIX_FRAMES_PER_SECOND, Skipped, iterate, open_corpus
 from asr.model.speech_model import SpeechModel
@@ -37,6 +36,7 @@ class Batch(NamedTuple):
     Y: Tensor  # (B, U)
     Y_lens: Tensor  # (B,)
     texts: list[str]  # normalised
+    speed: float  # at which training plays it
 
 
 class SpeechDataset(Dataset):
@@ -54,12 +54,11 @@ class SpeechDataset(Dataset):
         inputs, texts = [], []
         speed = random.Random(seed).choice(self.speeds)
         for cut, sound in iterate(cuts):
-            sound = torch.from_numpy(sound)
-            inputs.append(change_speed(sound, speed) if sound.ndim == 1 else sound)
+            inputs.append(torch.from_numpy(sound))
             texts.append(cut.supervisions[0].text)
         if not inputs:
             nothing = torch.zeros(0, dtype=torch.int64)
-            return Batch(torch.zeros(0, 1), nothing, nothing[:, None], nothing, [])
+            return Batch(torch.zeros(0, 1), nothing, nothing[:, None], nothing, [], speed)
         labels = [torch.tensor(self.tokenizer.encode(text)) for text in texts]
         return Batch(
             pad_sequence(inputs, batch_first=True),
@@ -67,6 +66,7 @@ class SpeechDataset(Dataset):
             pad_sequence(labels, batch_first=True),
             torch.tensor([len(y) for y in labels]),
             texts,
+            speed,
         )
 
 

@@ -60,7 +60,7 @@ def try_batch(module: SpeechTraining, size: Size) -> None:
     device = module.device
     lens = torch.full((size.utterances,), shape[1], device=device)
     Y = torch.randint(len(SPECIALS), vocabulary, (size.utterances, size.labels), device=device)
-    batch = Batch(0.1 * torch.randn(shape, device=device), lens, Y, torch.full_like(lens, size.labels), [])
+    batch = Batch(0.1 * torch.randn(shape, device=device), lens, Y, torch.full_like(lens, size.labels), [], 1.0)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         with module.trainer.precision_plugin.train_step_context():

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from asr.audio.augment import SpecAugment
+from asr.audio.augment import SpecAugment, change_speed
 from asr.decode.scoring import word_errors
 from asr.decode.search import search
 from asr.model.speech_model import SpeechModel
@@ -38,8 +38,11 @@ class SpeechTraining(Optimized):
         return losses.total
 
     def losses(self, batch: Batch, tokens: torch.Tensor | None = None) -> Losses:
-        """The losses of a batch with all that training adds: SpecAugment, dropout, CTC from layers in between."""
-        X, X_lens = self.model.front_end(batch.inputs, batch.lens)
+        """The losses of a batch with all that training adds: speed, SpecAugment, dropout, CTC from layers between."""
+        inputs, lens = batch.inputs, batch.lens
+        if inputs.ndim == 2:
+            inputs, lens = change_speed(inputs, lens, batch.speed)
+        X, X_lens = self.model.front_end(inputs, lens)
         X = self.spec_augment(X, X_lens)
         output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens, self.config.loss.intermediate_ctc)
         return joint_loss(output, batch.Y, batch.Y_lens, self.config.loss, tokens)

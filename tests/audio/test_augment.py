@@ -30,7 +30,18 @@ def test_time_masks_lie_inside_each_utterance():
 @pytest.mark.parametrize(("factor", "hertz"), [(0.9, 900), (1.0, 1000), (1.1, 1100)])
 def test_speed_changes_length_and_pitch(factor, hertz):
     tone = torch.sin(2 * torch.pi * 1000 * torch.arange(16_000) / 16_000)
-    fast = change_speed(tone, factor)
-    assert len(fast) == pytest.approx(16_000 / factor, abs=2)
-    loudest = torch.fft.rfft(fast).abs().argmax() * 16_000 / len(fast)
+    played, lens = change_speed(tone[None], torch.tensor([16_000]), factor)
+    assert played.shape[1] == lens.item() == pytest.approx(16_000 / factor, abs=2)
+    loudest = torch.fft.rfft(played[0]).abs().argmax() * 16_000 / played.shape[1]
     assert loudest.item() == pytest.approx(hertz, rel=0.01)
+
+
+@pytest.mark.parametrize("factor", [0.85, 0.9, 1.1])
+def test_an_utterance_is_played_alike_alone_and_in_a_batch(factor):
+    short, long = torch.randn(4001), torch.randn(9000)
+    alone, alone_lens = change_speed(short[None], torch.tensor([4001]), factor)
+    batch = torch.nn.utils.rnn.pad_sequence([long, short], batch_first=True)
+    played, lens = change_speed(batch, torch.tensor([9000, 4001]), factor)
+    assert lens[1] == alone_lens[0] == alone.shape[1]
+    torch.testing.assert_close(played[1, : lens[1]], alone[0])
+    assert not played[1, lens[1] :].any()

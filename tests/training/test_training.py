@@ -202,14 +202,13 @@ def test_a_file_that_breaks_in_training_is_left_out(corpus, tmp_path, caplog):
     assert "gone.wav: no such file" in caplog.text
 
 
-def test_speed_perturbation_runs(corpus, tmp_path):
+def test_a_batch_is_played_at_one_speed_drawn_anew_for_each(corpus, tmp_path):
     config = options(corpus, tmp_path)
     data = SpeechData(config.data, seed=1)
     data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
-    original = {round(cut.duration * SAMPLE_RATE) for cut in data.train_cuts}
     data.trainer = L.Trainer(logger=False)
-    lens = {int(n) for batch in data.train_dataloader() for n in batch.lens}
-    assert lens & original and lens - original
+    assert {batch.speed for batch in data.train_dataloader()} == {0.9, 1.0, 1.1}
+    assert {batch.speed for batch in data.val_dataloader()} == {1.0}
 
 
 @pytest.mark.parametrize(
