@@ -20,12 +20,14 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
         "--precision", default="auto", help="float32, bfloat16, int8; auto (the default): bfloat16 where it is quick"
     )
     group.add_argument("--batch-seconds", type=float, default=120.0, help="seconds decoded at once (default: 120)")
-    group.add_argument("--lm", help="language model folder (asr.train_lm), fused in the search (default: none)")
+    group.add_argument(
+        "--lm", help="language model folder (asr.train_lm) for the search (default: the model's own)"
+    )
     group.add_argument("--ngram", help="word n-gram model, ARPA or KenLM's, rescores the n-best (default: none)")
     group.add_argument("--strategy", help="beam, rescore, ctc or greedy (default: beam)")
     group.add_argument("--beam-size", type=int, help="hypotheses kept at each step (default: 10)")
     group.add_argument("--ctc-weight", type=float, help="share of the CTC score, 0 to 1 (default: 0.3)")
-    group.add_argument("--lm-weight", type=float, help="of the language model's score (default: 0.3)")
+    group.add_argument("--lm-weight", type=float, help="of the language model's score, 0: none (default: 0.3)")
     group.add_argument("--ngram-weight", type=float, help="of the n-gram model's score (default: 0.3)")
     group.add_argument("--length-bonus", type=float, help="added to the score for each token (default: 0)")
     group.add_argument("--nbest", type=int, help="hypotheses returned (default: 1)")
@@ -37,8 +39,9 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
 
     from asr.decode import Recognizer
 
-    models = {"language_model": args.lm, "ngram": args.ngram}
-    settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, **models}
+    settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
+    if args.lm:
+        settings["language_model"] = args.lm
     try:
         recognizer = Recognizer.load(args.model, args.device, **settings)
     except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device

@@ -1,7 +1,8 @@
 """Choosing how a model decodes, on a dev set: `python -m asr.tune dev.jsonl --model exp/a/model --ctc-weights .2 .4`.
 
 Every combination of the weights is scored; a table shows WER and time. The words' confidences are calibrated on the
-best one's transcripts. With --write both go into the model folder, where transcribe and evaluate find them.
+best one's transcripts. With --write both go into the model folder, where transcribe and evaluate find them, and so does
+the language model of --lm.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import argparse
 import itertools
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr.commands import add_decoding_options, fail, load_recognizer
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
         fail("asr.tune", error)
     print(f"expected calibration error of the words' confidences: {before:.3f}, calibrated {after:.3f}")
     if args.write:
-        save_tuning(Path(args.model), options, calibration)
+        save_tuning(args.model, options, calibration, args.lm)
         print(f"written to {args.model}")
 
 

@@ -103,13 +103,12 @@ class Recognizer:
         """The recogniser of a model folder (None: the model that ships); `settings` as in `__init__`.
 
         `device` None takes a GPU where there is one, each process under torchrun its own. What was tuned for the model
-        (`asr.tune`) lies in its folder, too, and is the default. Raises ModelError for what is no model folder."""
+        (`asr.tune`) and its language model lie in its folder, too, and are the defaults. Raises ModelError for what is
+        no model folder."""
         gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         device = device or (gpu if torch.cuda.is_available() else "cpu")
         folder = Path(folder or resource("data", "models", "english"))
-        options, calibration = load_tuning(folder)
-        defaults = {"options": options, "calibration": calibration}
-        return cls(SpeechModel.load(folder, device), **(defaults | settings))
+        return cls(SpeechModel.load(folder, device), **(load_tuning(folder)._asdict() | settings))
 
     def transcribe(self, recording: Recording) -> Transcript:
         """The transcript of a file, or of an array: samples `(N,)` at 16 kHz, or a matrix `(T, d)` where the model

@@ -1,34 +1,54 @@
-"""What was tuned for a model, in its folder as `decoding.json`: options of the search, calibration of confidences."""
+"""What was tuned for a model, in its folder: `decoding.json` (options of the search, calibration of confidences) and `lm`,
+the folder of the language model that goes with it."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from asr.decode.confidence import Calibration
 from asr.decode.options import DecodeOptions
 from asr.model.folder import ModelError
 
-FILE = "decoding.json"
+FILE, LANGUAGE_MODEL = "decoding.json", "lm"
 
 
-def save_tuning(folder: str | Path, options: DecodeOptions, calibration: Calibration | None) -> None:
-    """Writes `folder / decoding.json`."""
+class Tuning(NamedTuple):
+    """The fields are called as the arguments of `Recognizer`."""
+
+    options: DecodeOptions = DecodeOptions()
+    calibration: Calibration | None = None
+    language_model: Path | None = None  # its folder
+
+
+def save_tuning(
+    folder: str | Path,
+    options: DecodeOptions,
+    calibration: Calibration | None = None,
+    language_model: str | Path | None = None,
+) -> None:
+    """Writes `folder / decoding.json`, and copies the folder of the language model to `folder / lm`."""
     tuned = {"options": asdict(options), "calibration": calibration and asdict(calibration)}
     (Path(folder) / FILE).write_text(json.dumps(tuned, indent=2) + "\n", encoding="utf-8")
+    inside = Path(folder) / LANGUAGE_MODEL
+    if language_model and Path(language_model).resolve() != inside.resolve():
+        shutil.copytree(language_model, inside, dirs_exist_ok=True)
 
 
-def load_tuning(folder: str | Path) -> tuple[DecodeOptions, Calibration | None]:
-    """The options and the calibration of a model folder; the defaults and None where nothing was tuned.
+def load_tuning(folder: str | Path) -> Tuning:
+    """What a model folder says about decoding; the defaults where nothing was tuned.
 
     Raises ModelError where the file is damaged or of another version."""
-    path = Path(folder) / FILE
+    path, inside = Path(folder) / FILE, Path(folder) / LANGUAGE_MODEL
+    language_model = inside if inside.is_dir() else None
     if not path.is_file():
-        return DecodeOptions(), None
+        return Tuning(language_model=language_model)
     try:
         tuned = json.loads(path.read_text(encoding="utf-8"))
         calibration = tuned["calibration"]
-        return DecodeOptions(**tuned["options"]), calibration and Calibration(**calibration)
+        return Tuning(DecodeOptions(**tuned["options"]), calibration and Calibration(**calibration), language_model)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: not a tuning that this version reads ({error})") from None

@@ -124,8 +124,12 @@ class TrainConfig:
             raise ValueError("save_minutes and devices must not be negative, nodes at least 1")
         if self.freeze_layers < 0 or (not self.init_from and (self.freeze_layers or self.new_tokenizer)):
             raise ValueError("freeze_layers (not negative) and new_tokenizer need init_from")
-        if self.export not in ("float32", "float16"):
-            raise ValueError(f"export: {self.export!r} is not one of float32, float16")
+        _check_export(self.export)
+
+
+def _check_export(name: str) -> None:
+    if name not in ("float32", "float16"):
+        raise ValueError(f"export: {name!r} is not one of float32, float16")
 
 
 @dataclass
@@ -159,6 +163,7 @@ class LMTrainConfig:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-3, warmup=500, clip=1.0))
     label_smoothing: float = 0.0
     epochs: int = 3
+    export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
     precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
     seed: int = 1
@@ -168,3 +173,4 @@ class LMTrainConfig:
     def __post_init__(self):
         if self.epochs < 1 or not 0 <= self.label_smoothing < 1:
             raise ValueError("epochs must be at least 1, label_smoothing lies in [0, 1)")
+        _check_export(self.export)

@@ -87,7 +87,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     perplexity = math.exp(trainer.validate(module, data, verbose=False)[0]["dev/loss"])
     folder = Path(config.out) / "model"
     if trainer.is_global_zero:
-        TextModel(model, recognizer.tokenizer, recognizer.normalizer_name).save(folder)
+        TextModel(model, recognizer.tokenizer, recognizer.normalizer_name).save(folder, getattr(torch, config.export))
     logger.info("dev perplexity %.2f a token; the language model is in %s", perplexity, folder)
     return folder, perplexity
 

@@ -4,17 +4,29 @@ from asr.decode import DecodeOptions, Recognizer
 from asr.decode.confidence import Calibration
 from asr.decode.tuning import load_tuning, save_tuning
 from asr.model.folder import ModelError
+from asr.model.language_model import LanguageModel, TextModel
 
 
 def test_what_was_tuned_is_the_default_of_the_model(tiny_model, tmp_path):
     tiny_model.save(tmp_path)
-    assert load_tuning(tmp_path) == (DecodeOptions(), None)
+    assert load_tuning(tmp_path) == (DecodeOptions(), None, None)
     tuned = DecodeOptions("rescore", beam_size=4, ctc_weight=0.5), Calibration(1.0, 2.0, 3.0)
     save_tuning(tmp_path, *tuned)
-    assert load_tuning(tmp_path) == tuned
+    assert load_tuning(tmp_path) == (*tuned, None)
     recognizer = Recognizer.load(tmp_path)
     assert (recognizer.options, recognizer.calibration) == tuned
     assert Recognizer.load(tmp_path, options=DecodeOptions("greedy")).options.strategy == "greedy"
+
+
+def test_a_language_model_lives_in_the_folder_of_its_model(tiny_model, tiny_config, tmp_path):
+    tiny_model.save(tmp_path / "asr")
+    TextModel(LanguageModel(tiny_config), tiny_model.tokenizer).save(tmp_path / "lm")
+    for lm in (tmp_path / "lm", tmp_path / "asr" / "lm", None):  # a second tuning finds it where it is, or leaves it
+        save_tuning(tmp_path / "asr", DecodeOptions(lm_weight=0.5), None, lm)
+        recognizer = Recognizer.load(tmp_path / "asr")
+        assert recognizer.options.lm_weight == 0.5
+        assert isinstance(recognizer.language_model, LanguageModel)
+    assert Recognizer.load(tmp_path / "asr", language_model=None).language_model is None
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"options": {"beam": 3}, "calibration": null}'])
