@@ -20,9 +20,7 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
         "--precision", default="auto", help="float32, bfloat16, int8; auto (the default): bfloat16 where it is quick"
     )
     group.add_argument("--batch-seconds", type=float, default=120.0, help="seconds decoded at once (default: 120)")
-    group.add_argument(
-        "--lm", help="language model folder (asr.train_lm) for the search (default: the model's own)"
-    )
+    group.add_argument("--lm", help="language model folder (asr.train_lm) for the search (default: the model's own)")
     group.add_argument("--ngram", help="word n-gram model, ARPA or KenLM's, rescores the n-best (default: none)")
     group.add_argument("--strategy", help="beam, rescore, ctc or greedy (default: beam)")
     group.add_argument("--beam-size", type=int, help="hypotheses kept at each step (default: 10)")

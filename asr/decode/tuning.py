@@ -1,5 +1,6 @@
-"""What was tuned for a model, in its folder: `decoding.json` (options of the search, calibration of confidences) and `lm`,
-the folder of the language model that goes with it."""
+"""What was tuned for a model, in its folder: `decoding.json` (options of the search, calibration of confidences), and
+`lm`, the folder of the language model that goes with it.
+"""
 
 from __future__ import annotations
 
