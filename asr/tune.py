@@ -11,7 +11,7 @@ import argparse
 import itertools
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asr.commands import add_decoding_options, fail, load_recognizer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lhotse import CutSet
 
     from asr.decode import DecodeOptions, Recognizer
+    from asr.decode.confidence import Calibration
 
 AXES = {
     "ctc_weight": "--ctc-weights",
@@ -51,12 +52,15 @@ def main(argv: list[str] | None = None) -> None:
         axes = {name: getattr(args, f"{name}s") or [getattr(recognizer.options, name)] for name in AXES}
         options = best_options(recognizer, cuts, axes)
         recognizer.options = options
-        calibration, before, after = calibrate(recognizer, cuts)
+        found = calibrate(recognizer, cuts)
     except ValueError as error:
         fail("asr.tune", error)
-    print(f"expected calibration error of the words' confidences: {before:.3f}, calibrated {after:.3f}")
+    if found:
+        print(f"expected calibration error of the words' confidences: {found.before:.3f}, calibrated {found.after:.3f}")
+    else:
+        print("no word was heard on which to calibrate the confidences")
     if args.write:
-        save_tuning(args.model, options, calibration, args.lm)
+        save_tuning(args.model, options, found and found.calibration, args.lm)
         print(f"written to {args.model}")
 
 
@@ -75,8 +79,16 @@ def best_options(recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[floa
     return min(found)[2]
 
 
-def calibrate(recognizer: Recognizer, cuts: CutSet):
-    """A `Calibration` fitted on the recogniser's transcripts, and the expected calibration error before and after.
+class Calibrated(NamedTuple):
+    """A calibration, and the expected calibration error without and with it."""
+
+    calibration: Calibration
+    before: float
+    after: float
+
+
+def calibrate(recognizer: Recognizer, cuts: CutSet) -> Calibrated | None:
+    """A calibration fitted on the recogniser's transcripts; None where it heard too few words.
 
     Every other utterance is for fitting, the rest for the errors."""
     from asr.decode.confidence import Calibration, expected_calibration_error, word_confidences
@@ -93,9 +105,11 @@ def calibrate(recognizer: Recognizer, cuts: CutSet):
         scores += [word.token_scores for word in words]
         right += right_words(said, heard)
     (scores, right), (other_scores, other_right) = halves
+    if not right or not other_right:
+        return None
     calibration = Calibration.fit(scores, right)
     errors = (expected_calibration_error(word_confidences(other_scores, c), other_right) for c in (None, calibration))
-    return calibration, *errors
+    return Calibrated(calibration, *errors)
 
 
 if __name__ == "__main__":

@@ -80,10 +80,7 @@ class BeamSearch:
                     if done.all():
                         return self.found
                     self._keep((~done).nonzero()[:, 0])
-                now = self.running
-                self.running = replace(
-                    now, decoder=now.decoder and now.decoder.compact(), lm=now.lm and now.lm.compact()
-                )
+                self.compact()
         self._collect(torch.ones_like(self.places, dtype=torch.bool))
         return self.found
 
@@ -144,6 +141,11 @@ class BeamSearch:
             ctc=self.ctc and self.ctc.advance(now.ctc, parents, tokens),
             lm=lm and lm.reorder(parents),
         )
+
+    def compact(self) -> None:
+        """Drops from the caches what no hypothesis goes back to; a host-device sync."""
+        now = self.running
+        self.running = replace(now, decoder=now.decoder and now.decoder.compact(), lm=now.lm and now.lm.compact())
 
     def _end(self, score: Tensor, step: int) -> None:
         """Enters the running hypotheses as they would end now, `score (B, W)`, into the table of ended ones."""

@@ -150,7 +150,9 @@ class TextConfig:
 
 
 def _language_model() -> ModelConfig:
-    return ModelConfig(d_model=256, decoder_layers=6, ffn_dim=1024, activation="gelu")
+    # wide rather than deep: the search asks it at every step, where each layer costs time whatever its width;
+    # no dropout: one or two passes over a large text do not overfit
+    return ModelConfig(d_model=384, num_heads=6, decoder_layers=2, ffn_dim=1024, activation="gelu", dropout=0.0)
 
 
 @dataclass
@@ -160,9 +162,9 @@ class LMTrainConfig:
     data: TextConfig
     tokenizer: str = "???"  # model folder of the recogniser: its tokenizer and normaliser are the language model's
     model: ModelConfig = field(default_factory=_language_model)  # of it the decoder's depth; vocab_size follows
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-3, warmup=500, clip=1.0))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=2e-3, warmup=300, clip=1.0))
     label_smoothing: float = 0.0
-    epochs: int = 3
+    epochs: int = 2
     export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
     precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # LibriSpeech from the download to a WER table: 100 h, 960 h, or 5 h (Mini LibriSpeech).
 #   recipes/librispeech/run.sh --data DIR [--subset 100|960|mini] [--out exp/librispeech_100] [--stage 1]
-#                              [--stop-stage 4] [option=value ...]
+#                              [--stop-stage 5] [--text FILE] [option=value ...]
 # DIR holds LibriSpeech/train-clean-100 and so on, or will: what is missing is fetched from OpenSLR ($URL elsewhere).
+# FILE is text for a language model, a sentence a line (.gz, .xz or plain); without it there is none.
 # Options of asr.train may follow. The same command goes on where a run was interrupted.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
@@ -29,7 +30,7 @@ case $subset in
   mini) experiment=mini_librispeech train=(train-clean-5) dev=(dev-clean-2) test=() ;;
   *) wrong "--subset is 100, 960 or mini, not '$subset'" ;;
 esac
-parse --data "exp/$experiment" 4 ${rest[@]+"${rest[@]}"}
+parse "--data --text" "exp/$experiment" 5 ${rest[@]+"${rest[@]}"}
 [ -n "$data" ] || wrong "--data DIR is missing: the folder of LibriSpeech, or where it shall be"
 parts=("${train[@]}" "${dev[@]}" ${test[@]+"${test[@]}"})
 
@@ -60,7 +61,13 @@ if begin 3 "tokenizer, statistics and training (conf/experiment/$experiment.yaml
   finish
 fi
 
-if begin 4 "WER"; then
+if [ -n "$text" ] && begin 4 "language model, and its weight"; then
+  language_model "$text"
+  python -m asr.tune "$cuts/${dev[0]}.jsonl.gz" --model "$out/model" --lm "$out/lm/model" --lm-weights 0 0.3 0.5 --write
+  finish
+fi
+
+if begin 5 "WER"; then
   {
     echo "| set | WER, errors |"
     echo "| --- | --- |"

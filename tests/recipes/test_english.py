@@ -33,11 +33,15 @@ def write_tar(path: Path, utterances: int) -> None:
 def test_from_the_corpora_to_the_table(tmp_path):
     for name, size in (("a.train", 4), ("b.train", 4), ("a.dev", 2), ("b.dev", 2), ("c.test", 2)):
         write_tar(tmp_path / f"{name}.tar", size)
-    done = run_recipe("english", "--speech", tmp_path, *SMALL, "tokenizer.kind=char", cwd=tmp_path)
+    (tmp_path / "books.txt").write_text("Yes, yes.\nYes!\n" * 10)
+    text = ("--text", tmp_path / "books.txt")
+    done = run_recipe("english", "--speech", tmp_path, *text, *SMALL, "tokenizer.kind=char", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "exp" / "english" / "RESULTS.md").read_text().splitlines()
     assert [row.split(" | ")[0] for row in table[2:]] == ["| a.dev", "| b.dev", "| c.test"]
-    assert (tmp_path / "exp" / "english" / "model" / "model.safetensors").is_file()
+    model = tmp_path / "exp" / "english" / "model"
+    assert (model / "model.safetensors").is_file() and (model / "lm" / "model.safetensors").is_file()
+    assert json.loads((model / "decoding.json").read_text())["options"]["beam_size"] == 5
 
 
 @pytest.mark.parametrize("arguments", [["--speech", "nowhere"], ["--frobnicate"]])
