@@ -111,6 +111,7 @@ class TrainConfig:
     nodes: int = 1  # machines
     strategy: str = "auto"  # how they work together, by Lightning's names: ddp, fsdp, ...
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
+    wandb: str = ""  # project of Weights & Biases that gets the curves, too; none: TensorBoard alone
     seed: int = 1
     out: str = "exp/model"  # checkpoints, TensorBoard and the model
     resume: bool = False  # go on from the last checkpoint in `out`

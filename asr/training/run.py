@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import random
@@ -18,7 +19,7 @@ from lightning.pytorch.callbacks import (
     RichProgressBar,
     WeightAveraging,
 )
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from asr.audio.features import RunningStatistics
@@ -138,7 +139,7 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
         strategy=config.strategy,
         precision=lightning_precision(config.precision),
         callbacks=callbacks,
-        logger=TensorBoardLogger(out, name="tensorboard", version=""),
+        logger=_loggers(config, out),
         use_distributed_sampler=False,
         enable_progress_bar=on_terminal,
         enable_model_summary=False,
@@ -149,6 +150,18 @@ def _trainer(config: TrainConfig, data: SpeechData, out: Path) -> tuple[L.Traine
     accumulate = max(1, round(config.data.global_batch_seconds / (config.data.batch_seconds * devices)))
     trainer.accumulate_grad_batches = accumulate
     return trainer, config.epochs * math.ceil(data.batches_per_epoch() / devices / accumulate)
+
+
+def _loggers(config: TrainConfig, out: Path) -> list[Logger]:
+    """TensorBoard's comes first: the callbacks draw into it."""
+    board = TensorBoardLogger(out, name="tensorboard", version="")
+    if not config.wandb:
+        return [board]
+    if importlib.util.find_spec("wandb") is None:
+        raise ValueError("wandb=... needs the package: pip install wandb")
+    # one folder is one run, however often it is resumed
+    name = str(out).strip("/").replace("/", "-")
+    return [board, WandbLogger(name, out, version=name, project=config.wandb, resume="allow")]
 
 
 def _best_checkpoints(out: Path, count: int) -> list[Path]:

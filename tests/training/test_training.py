@@ -1,5 +1,6 @@
 """The whole loop on a corpus made on the spot: spoken digits are tones here, one pitch for each word."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -209,6 +210,13 @@ def test_a_batch_is_played_at_one_speed_drawn_anew_for_each(corpus, tmp_path):
     data.trainer = L.Trainer(logger=False)
     assert {batch.speed for batch in data.train_dataloader()} == {0.9, 1.0, 1.1}
     assert {batch.speed for batch in data.val_dataloader()} == {1.0}
+
+
+def test_a_logger_that_is_not_installed_is_named(corpus, tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else find(name, *rest))
+    with pytest.raises(ValueError, match="pip install wandb"):
+        train(options(corpus, tmp_path / "exp", "wandb=speech"))
 
 
 @pytest.mark.parametrize(
