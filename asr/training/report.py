@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def write_report(out: Path, summary: str, settings: dict[str, Any]) -> Path:
     """Writes `out`/report.html from `out`/tensorboard; `summary` is a sentence on how the training ended."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # heavy: at the end alone
 
+    logging.getLogger("tensorboard").setLevel(logging.WARNING)  # it tells each file that it opens
     board = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
     board.Reload()
     tags = board.Tags()
