@@ -18,7 +18,14 @@ from tests.test_commands import run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DIGITS = "[data/digits/dev.tar]"
-SHORT = ["epochs=1", "model.d_model=16", "model.encoder_layers=1", "validate_every=1", "validation.strategy=ctc"]
+SHORT = [
+    "epochs=1",
+    "model.d_model=16",
+    "model.num_heads=2",
+    "model.encoder_layers=1",
+    "validate_every=1",
+    "validation.strategy=ctc",
+]
 
 
 def blocks(language: str) -> list[str]:
@@ -56,7 +63,7 @@ def test_the_commands_run_in_order(workplace):
     (workplace / "books.txt").write_text("one two three\nfour five six seven\n" * 20)
     for command in commands():
         if command[0] == "asr.train_lm":
-            command = [*command, "epochs=1", "model.d_model=16", "model.decoder_layers=1"]
+            command = [*command, "epochs=1", "model.d_model=16", "model.num_heads=2", "model.decoder_layers=1"]
         if command[0] == "asr.train" and "--cfg" not in command:
             own = [] if any(word.startswith("data.train") for word in command) else [f"data.train={DIGITS}"]
             command = [*command, *own, *([f"data.dev={DIGITS}"] if own else []), *SHORT]
