@@ -21,12 +21,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from rows import measured
 
 FRAMES, STEPS, VOCABULARY, REPEATS = 1003, 150, 31, 3
 OURS = "asr"
@@ -292,16 +293,6 @@ def write_sounds(corpus: str, limit: int, folder: Path) -> tuple[list[str], floa
 # --- the tables -----------------------------------------------------------------------------------------------------
 
 
-def row(arguments: list[str], name: str, threads: int) -> dict | str:
-    """The figures of one row, measured in a process of its own; or, in a few words, why there are none."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    command = [sys.executable, __file__, *arguments, "--row", name]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        return done.stderr.strip().splitlines()[-1][:100]
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tables = parser.add_subparsers(dest="table", required=True)
@@ -330,16 +321,17 @@ def main() -> None:
     elif args.table == "search":
         print(f"| search, {args.utterances} at once, {args.threads} thread(s) | s an utterance |\n| --- | --- |")
         for name in SEARCHES:
-            figures = row(sys.argv[1:], name, args.threads)
+            figures = measured([*sys.argv, "--row", name], args.threads)
             print(
                 f"| {name} | {figures if isinstance(figures, str) else format(figures['seconds'], '.2f')} |", flush=True
             )
     elif args.table == "growth":
         print("| utterances | s of sound | CPU s | peak MiB |\n| --- | --- | --- | --- |")
+        ours = [__file__, "recognisers", args.corpus, "--row", next(iter(RECOGNISERS))]
         for limit in (args.limit, 2 * args.limit, 4 * args.limit):
             with tempfile.TemporaryDirectory() as folder:
                 said, seconds = write_sounds(args.corpus, limit, Path(folder))
-                f = row(["recognisers", args.corpus, "--sounds", folder], next(iter(RECOGNISERS)), args.threads)
+                f = measured([*ours, "--sounds", folder], args.threads)
             cells = f if isinstance(f, str) else f"{f['used']:.1f} | {f['peak']:.0f}"
             print(f"| {len(said)} | {seconds:.0f} | {cells} |", flush=True)
     else:
@@ -350,7 +342,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             said, seconds = write_sounds(args.corpus, args.limit, Path(folder))
             for name in RECOGNISERS:
-                f = row([*sys.argv[1:], "--sounds", folder], name, args.threads)
+                f = measured([*sys.argv, "--sounds", folder, "--row", name], args.threads)
                 cells = f"{f} | | "
                 if not isinstance(f, str):
                     wer = word_errors(said, [english(text) for text in f["texts"]]).rate

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+
+from rows import measured
 
 VOCABULARY, DROPOUT = 31, 0.1
 BATCHES = ((30, 4), (12, 10), (8, 15))  # utterances, seconds of each
@@ -35,7 +34,10 @@ def batches(device: str) -> list[tuple]:
 
     found = []
     for utterances, seconds in BATCHES:
-        X, Y = torch.randn(utterances, 100 * seconds, 80), torch.randint(4, VOCABULARY, (utterances, 14 * seconds))
+        X, Y = (
+            torch.randn(utterances, 100 * seconds, 80),
+            torch.randint(4, VOCABULARY, (utterances, CHARACTERS_A_SECOND * seconds)),
+        )
         lens = [torch.full((utterances,), n) for n in (X.shape[1], Y.shape[1])]
         found.append(tuple(x.to(device) for x in (X, lens[0], Y, lens[1])))
     return found
@@ -200,16 +202,6 @@ def flop() -> float:
     return counter.get_total_flops()
 
 
-def row(toolkit: str, precision: str, args: argparse.Namespace) -> dict | str:
-    """The figures of one row, measured in a process of its own; or, in a few words, why there are none."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "MKL_NUM_THREADS": str(args.threads)}
-    command = [sys.executable, __file__, "--device", args.device, "--row", toolkit, precision]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        return done.stderr.strip().splitlines()[-1][:100]
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
@@ -226,7 +218,7 @@ def main() -> None:
     found: dict[tuple[str, str], list] = {name: [] for name in rows}
     for _ in range(args.rounds):
         for name in rows:
-            found[name].append(row(*name, args))
+            found[name].append(measured([__file__, "--device", args.device, "--row", *name], args.threads))
     work = flop() / sum(utterances * length for utterances, length in BATCHES)
     print(f"{work / 1e9:.1f} GFLOP a second of sound; {args.threads} thread(s) on {args.device}\n")
     print("| model | precision | M parameters | s of sound a second | utilisation % |\n| --- | --- | --- | --- | --- |")
