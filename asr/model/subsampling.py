@@ -25,7 +25,7 @@ class ConvSubsampling(nn.Module):
         channels, width = 1, config.input_dim
         layers: list[nn.Module] = []
         for kernel, stride in self.shapes:
-            layers += [nn.Conv2d(channels, config.subsampling_channels, kernel, stride), nn.ReLU(inplace=True)]
+            layers += [nn.Conv2d(channels, config.subsampling_channels, kernel, stride), nn.ReLU()]
             channels, width = config.subsampling_channels, (width - kernel) // stride + 1
         if width < 1:
             raise ValueError(f"model.input_dim={config.input_dim} is too narrow to subsample by {config.subsampling}")

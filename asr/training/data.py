@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import warnings
+from bisect import bisect_left
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from lhotse import CutSet
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
 from lhotse.dataset.sampling.base import CutSampler
+from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
@@ -27,6 +31,29 @@ from asr.training.resuming import Resumable, ResumableData
 
 logger = logging.getLogger(__name__)
 
+BUCKETS = 20  # leave 3 to 7 % of the frames to padding
+LABELS = 8  # labels are padded to multiples of so many
+
+
+class Bucket(NamedTuple):
+    """Of the batches whose utterances are about equally long: seconds to which each is padded, and how many they are.
+
+    All its batches have one shape (and one more for each speed). Kernels are made for a shape and memory is cut for it:
+    with batches of ever new shapes a training on a CPU spends a third of its time on both."""
+
+    seconds: float
+    utterances: int
+
+
+def make_buckets(durations: list[float], batch_seconds: float) -> list[Bucket]:
+    """At most `BUCKETS`, of equal shares of the sound, from short to long; with little sound fewer, so that each keeps
+    about two batches."""
+    longest = np.sort(durations)
+    sound = longest.cumsum()
+    count = min(BUCKETS, max(1, int(sound[-1] / batch_seconds / 2)))
+    last = np.searchsorted(sound, sound[-1] * np.arange(1, count + 1) / count).clip(max=len(longest) - 1)
+    return [Bucket(seconds, max(1, int(batch_seconds / seconds))) for seconds in np.unique(longest[last]).tolist()]
+
 
 class Batch(NamedTuple):
     """B utterances, padded with zeros; none where nothing of the batch could be read."""
@@ -40,14 +67,15 @@ class Batch(NamedTuple):
 
 
 class SpeechDataset(Dataset):
-    """A batch of cuts and its seed to a `Batch`; what cannot be read is left out.
+    """A batch of cuts and its seed to a `Batch`, padded as its bucket says; what cannot be read is left out.
 
     The speed is that of the whole batch: drawn for each utterance it would undo what the buckets save, 17 % of AN4's
     frames were padding then."""
 
-    def __init__(self, tokenizer: Tokenizer, speeds: list[float]):
+    def __init__(self, tokenizer: Tokenizer, speeds: list[float], buckets: list[Bucket]):
         self.tokenizer = tokenizer
         self.speeds = speeds
+        self.seconds = [bucket.seconds for bucket in buckets]
 
     def __getitem__(self, batch: tuple[CutSet, int]) -> Batch:
         cuts, seed = batch
@@ -60,10 +88,12 @@ class SpeechDataset(Dataset):
             nothing = torch.zeros(0, dtype=torch.int64)
             return Batch(torch.zeros(0, 1), nothing, nothing[:, None], nothing, [], speed)
         labels = [torch.tensor(self.tokenizer.encode(text)) for text in texts]
+        seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
+        rate = SAMPLE_RATE if inputs[0].ndim == 1 else MATRIX_FRAMES_PER_SECOND
         return Batch(
-            pad_sequence(inputs, batch_first=True),
+            _padded(inputs, math.ceil(seconds * rate)),
             torch.tensor([len(x) for x in inputs]),
-            pad_sequence(labels, batch_first=True),
+            _padded(labels, math.ceil(max(map(len, labels)) / LABELS) * LABELS),
             torch.tensor([len(y) for y in labels]),
             texts,
             speed,
@@ -95,24 +125,26 @@ class SpeechData(ResumableData):
         return sum(cut.duration for cut in self.train_cuts)
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader(self.resumable(self._train_sampler(), self.seed), self.config.speeds)
+        return self._loader(self.resumable(self._train_sampler(), self.seed), self.config.speeds, self.buckets())
 
     def batches_per_epoch(self) -> int:
         """How many batches the first epoch has, over all processes; later epochs differ by a few."""
         return sum(1 for _ in self._train_sampler(world_size=1, rank=0))
 
+    def buckets(self) -> list[Bucket]:
+        """Those of the training set."""
+        return make_buckets([cut.duration for cut in self.train_cuts], self.config.batch_seconds)
+
     def _train_sampler(self, **ranks: int) -> CutSampler:
-        if len(self.train_cuts) < 10:  # too few for buckets
-            limit = self.config.batch_seconds
-            return SimpleCutSampler(self.train_cuts, max_duration=limit, shuffle=True, seed=self.seed, **ranks)
-        # 30 buckets leave 3 % of the frames to padding; in small sets each bucket keeps about two batches
-        buckets = int(min(30, max(2, self.train_seconds / self.config.batch_seconds / 2)))
+        seconds, utterances = map(list, zip(*self.buckets(), strict=True))
+        if len(seconds) == 1:
+            return SimpleCutSampler(self.train_cuts, max_cuts=utterances[0], shuffle=True, seed=self.seed, **ranks)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You are using DynamicBucketingSampler with an eagerly read")
             return DynamicBucketingSampler(
                 self.train_cuts,
-                max_duration=self.config.batch_seconds,
-                num_buckets=buckets,
+                constraint=FixedBucketBatchSizeConstraint(seconds, utterances),
+                duration_bins=seconds[:-1],
                 shuffle=True,
                 seed=self.seed,
                 **ranks,
@@ -121,12 +153,13 @@ class SpeechData(ResumableData):
     def val_dataloader(self) -> DataLoader:
         longest_first = self.dev_cuts.sort_by_duration()
         limit = max(self.config.batch_seconds, longest_first[0].duration)
-        return self._loader(Resumable(SimpleCutSampler(longest_first, max_duration=limit)), [1.0])
+        buckets = make_buckets([cut.duration for cut in longest_first], limit)
+        return self._loader(Resumable(SimpleCutSampler(longest_first, max_duration=limit)), [1.0], buckets)
 
-    def _loader(self, batches: Resumable, speeds: list[float]) -> DataLoader:
+    def _loader(self, batches: Resumable, speeds: list[float], buckets: list[Bucket]) -> DataLoader:
         workers = self.config.workers if self.config.workers >= 0 else min(8, max(1, (os.cpu_count() or 1) - 1))
         return DataLoader(
-            SpeechDataset(self.tokenizer, speeds),
+            SpeechDataset(self.tokenizer, speeds, buckets),
             sampler=batches,
             batch_size=None,
             num_workers=workers,
@@ -134,6 +167,13 @@ class SpeechData(ResumableData):
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
+
+
+def _padded(sequences: list[Tensor], length: int) -> Tensor:
+    """`(B, length, ...)`, with zeros; longer where a sequence is."""
+    padded = pad_sequence(sequences, batch_first=True)
+    missing = max(0, length - padded.shape[1])
+    return torch.nn.functional.pad(padded, (0, 0) * (padded.ndim - 2) + (0, missing))
 
 
 def _normalized(cuts: CutSet, normalize) -> CutSet:
