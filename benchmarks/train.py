@@ -141,13 +141,13 @@ def measure(toolkit: str, precision: str, device: str) -> dict:
     """Seconds of sound trained on a second, the model's FLOP of that, and what a large matrix product reaches."""
     import torch
 
-    from asr.training.memory import keep_freed_memory
+    from asr.heap import keep_freed_blocks
 
     model, loss = TOOLKITS[toolkit]()
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=toolkit == "asr" or device == "cuda")
     if toolkit == "asr" and device == "cpu":  # as its trainer does
-        keep_freed_memory()
+        keep_freed_blocks()
     dtype, data = getattr(torch, precision), batches(device)
 
     def step(batch: tuple) -> None:

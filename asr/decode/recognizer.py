@@ -19,6 +19,7 @@ from asr.decode.precision import with_precision
 from asr.decode.search import search
 from asr.decode.segments import Piece, cut_at_pauses
 from asr.decode.tuning import load_tuning
+from asr.heap import keep_kernels, return_freed_blocks
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.resources import resource
@@ -27,6 +28,7 @@ Recording = str | os.PathLike | np.ndarray
 
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
 SOON = 15.0  # seconds of sound that are read before the first are decoded; then twice as many each time
+KERNELS = 64  # kept on a CPU: hardly a batch has the shape of another
 BATCHES_AHEAD = 16  # at most as many batches of pieces are read before they are sorted by length and decoded
 
 
@@ -107,6 +109,8 @@ class Recognizer:
         no model folder."""
         gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         device = device or (gpu if torch.cuda.is_available() else "cpu")
+        if device == "cpu":
+            keep_kernels(KERNELS)
         folder = Path(folder or resource("data", "models", "english"))
         return cls(SpeechModel.load(folder, device), **(load_tuning(folder)._asdict() | settings))
 
@@ -188,6 +192,7 @@ class Recognizer:
                 job.segments.append(self._segment(piece, found))
             if progress:
                 progress(sum(len(piece.samples) for _, piece in batch) / self.rate)
+        return_freed_blocks()
 
     @torch.inference_mode()
     def recognize(self, inputs: list[np.ndarray]) -> list[list[Hypothesis]]:

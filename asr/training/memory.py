@@ -7,10 +7,6 @@ kernels for the next batch of the same shape.
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -18,11 +14,11 @@ import torch
 
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import MATRIX_FRAMES_PER_SECOND
+from asr.heap import keep_freed_blocks, keep_kernels, return_freed_blocks
 from asr.text.tokenizer import SPECIALS
 from asr.training.data import Batch, SpeechData
 from asr.training.module import SpeechTraining
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 TRIM_EVERY = 200  # batches
 KERNELS = 16384  # about 50 for each of the shapes that batches have: buckets times speeds
 
@@ -85,37 +81,18 @@ class LargestFirst(L.Callback):
             try_batch(module, size)
 
 
-def keep_freed_memory() -> None:
-    """Stops glibc from returning freed blocks to the kernel, which clears them anew for every step: a sixth of the time
-    of a training on a CPU. Elsewhere it does nothing."""
-    mallopt = _of_libc("mallopt")
-    if mallopt:
-        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**28)):
-            mallopt(option, value)
-
-
-def keep_kernels() -> None:
-    """Lets oneDNN keep the matrix products that it has compiled for all shapes, not for the 1,024 latest: a quarter of
-    the time of a training in bfloat16. It reads the variable when it makes the first, which must come later."""
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))
-
-
 class FreedMemory(L.Callback):
-    """On a CPU, `keep_freed_memory` and `keep_kernels`. Now and then all that is free goes back nevertheless: batches
-    of many sizes leave holes between them, and the process would grow for hours."""
+    """On a CPU freed blocks and kernels are kept: without the kernels of all shapes a training in bfloat16 takes a
+    third longer. Now and then all that is free goes back nevertheless: batches of many sizes leave holes between them,
+    and the process would grow for hours."""
 
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if module.device.type == "cpu":
-            keep_freed_memory()
-            keep_kernels()
+            keep_freed_blocks()
+            keep_kernels(KERNELS)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        trim = _of_libc("malloc_trim")
-        if trim and batch_idx % TRIM_EVERY == TRIM_EVERY - 1 and module.device.type == "cpu":
-            trim(0)
-
-
-def _of_libc(name: str) -> Callable[..., int] | None:
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+        if batch_idx % TRIM_EVERY == TRIM_EVERY - 1 and module.device.type == "cpu":
+            return_freed_blocks()
