@@ -47,12 +47,16 @@ class Bucket(NamedTuple):
 
 def make_buckets(durations: list[float], batch_seconds: float) -> list[Bucket]:
     """At most `BUCKETS`, of equal shares of the sound, from short to long; with little sound fewer, so that each keeps
-    about two batches."""
+    about two batches. The batches of a bucket are about equally full."""
     longest = np.sort(durations)
     sound = longest.cumsum()
     count = min(BUCKETS, max(1, int(sound[-1] / batch_seconds / 2)))
     last = np.searchsorted(sound, sound[-1] * np.arange(1, count + 1) / count).clip(max=len(longest) - 1)
-    return [Bucket(seconds, max(1, int(batch_seconds / seconds))) for seconds in np.unique(longest[last]).tolist()]
+    edges = np.unique(longest[last])
+    sizes = np.diff(np.searchsorted(longest, edges, side="right"), prepend=0)
+    batches = np.ceil(sizes / np.maximum(1, batch_seconds // edges))
+    utterances = np.ceil(sizes / batches).astype(int)
+    return [Bucket(*bucket) for bucket in zip(edges.tolist(), utterances.tolist(), strict=True)]
 
 
 class Batch(NamedTuple):

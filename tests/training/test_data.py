@@ -12,8 +12,13 @@ def test_buckets_share_the_sound_and_keep_to_the_batch():
     buckets = make_buckets(durations, 80)
     assert len(buckets) == 20
     assert buckets[-1].seconds == max(durations)
-    assert all(1 <= bucket.utterances == int(80 / bucket.seconds) for bucket in buckets)
     edges = np.array([bucket.seconds for bucket in buckets])
+    sizes = np.bincount(np.searchsorted(edges, durations))
+    for bucket, size in zip(buckets, sizes, strict=True):
+        most = int(80 / bucket.seconds)
+        batches = -(-size // most)
+        assert bucket.utterances <= most and -(-size // bucket.utterances) == batches
+        assert bucket.utterances * batches - size < batches  # the last is nearly as full as the others
     sound = np.bincount(np.searchsorted(edges, durations), weights=durations)
     assert np.ptp(sound) < 2 * max(durations)
     padded = edges[np.searchsorted(edges, durations)].sum()
@@ -23,7 +28,7 @@ def test_buckets_share_the_sound_and_keep_to_the_batch():
 def test_little_sound_has_few_buckets():
     assert make_buckets([1.0, 3.0, 2.0], 10) == [Bucket(3.0, 3)]
     assert make_buckets([30.0], 10) == [Bucket(30.0, 1)]
-    assert make_buckets([2.0] * 100, 10) == [Bucket(2.0, 5)]
+    assert make_buckets([2.0] * 96, 10) == [Bucket(2.0, 5)]
 
 
 @pytest.fixture
