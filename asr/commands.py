@@ -38,7 +38,9 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     from asr.decode import Recognizer
 
     settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
-    if args.lm:
+    if args.lm_weight == 0:
+        settings["language_model"] = None
+    elif args.lm:
         settings["language_model"] = args.lm
     try:
         recognizer = Recognizer.load(args.model, args.device, **settings)

@@ -1,6 +1,7 @@
 """Scoring a model on a transcribed corpus: `python -m asr.evaluate MANIFEST`.
 
-WER and CER with their substitutions, deletions and insertions, both sides normalised alike by the model's normaliser.
+WER (and between which bounds it lies with 95 % confidence) and CER with their substitutions, deletions and insertions,
+both sides normalised alike by the model's normaliser.
 Under torchrun the processes share the corpus: `torchrun --nproc-per-node 8 -m asr.evaluate MANIFEST`.
 """
 
@@ -48,7 +49,8 @@ def main(argv: list[str] | None = None) -> None:
     for name, unit in (("WER", "words"), ("CER", "characters")):
         f = figures[unit]
         errors = f"{f['substitutions']} substitutions, {f['deletions']} deletions, {f['insertions']} insertions"
-        print(f"{name} {f['rate']:.2f} % ({errors} in {f['total']} {unit})")
+        bounds = ", {:.1f} to {:.1f}".format(*f["interval"]) if "interval" in f else ""
+        print(f"{name} {f['rate']:.2f} %{bounds} ({errors} in {f['total']} {unit})")
     seconds, took = figures["seconds"], figures["decoding_seconds"]
     speed = f"{seconds:.0f} s of sound in {took:.1f} s, {seconds / took:.0f} x real time"
     print(f"{figures['utterances']} utterances, {speed}")
@@ -58,7 +60,7 @@ def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> d
     """Transcribes the cuts and scores them; writes what was heard to `out` (JSONL). Rates are in percent.
 
     Of several processes the first has the figures, the others None. Raises ValueError as `transcribe_cuts` does."""
-    from asr.decode.scoring import character_errors, transcribe_together, word_errors
+    from asr.decode.scoring import character_errors, transcribe_together, wer_interval, word_errors
 
     with progress_bar(sum(cut.duration for cut in cuts)) as advance:
         done = transcribe_together(recognizer, cuts, advance)
@@ -75,7 +77,11 @@ def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> d
     words = word_errors(done.references, done.hypotheses)
     characters = character_errors(done.references, done.hypotheses)
     return {
-        "words": {"rate": words.rate, **dataclasses.asdict(words)},
+        "words": {
+            "rate": words.rate,
+            "interval": wer_interval(done.references, done.hypotheses),
+            **dataclasses.asdict(words),
+        },
         "characters": {"rate": characters.rate, **dataclasses.asdict(characters)},
         "utterances": len(done.cuts),
         "seconds": sum(cut.duration for cut in done.cuts),

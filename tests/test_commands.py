@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from asr import evaluate
 from asr.audio.reading import SAMPLE_RATE
+from asr.commands import load_recognizer
 from tests.conftest import ROOT
 
 
@@ -123,12 +126,18 @@ def test_a_wrong_option_is_one_line_and_code_two(files, arguments, named):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("arguments", "loaded"), [([], True), (["--lm-weight", "0"], False)])
+def test_a_language_model_without_weight_is_not_loaded(arguments, loaded):
+    recognizer = load_recognizer(evaluate.parser().parse_args(["corpus", *arguments]))
+    assert (recognizer.language_model is not None) == loaded
+
+
 def test_evaluate_scores_a_corpus(files):
     out = files / "heard.jsonl"
     done = run("asr.evaluate", "--model", files / "model", "--out", out, files)
     assert done.returncode == 0, done.stderr
     first, second, third = done.stdout.decode().splitlines()
-    assert first.startswith("WER ") and "in 4 words" in first
+    assert re.match(r"WER \d+\.\d\d %, \d+\.\d to \d+\.\d \(.* in 4 words\)", first)
     assert second.startswith("CER ") and "in 14 characters" in second
     assert third.startswith("2 utterances, 2 s")
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["a", "b"]

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 import jiwer
+import numpy as np
 import torch.distributed
 from lhotse import CutSet, MonoCut
 
 from asr.corpus import iterate
 from asr.decode.recognizer import Recognizer, Transcript
+
+RESAMPLINGS = 1000
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,18 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
 def character_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
     """CER's counts, spaces included."""
     return _errors(jiwer.process_characters, references, hypotheses)
+
+
+def wer_interval(references: Sequence[str], hypotheses: Sequence[str]) -> tuple[float, float]:
+    """95 % confidence interval of the WER in percent, by bootstrap over utterances (Bisani & Ney 2004)."""
+    pairs = [(said, heard) for said, heard in zip(references, hypotheses, strict=True) if said]
+    if not pairs:
+        return 0.0, 0.0
+    errors, words = np.array([_edits_and_words(*pair) for pair in pairs]).T
+    rng = np.random.default_rng(0)
+    draws = (rng.integers(len(pairs), size=len(pairs)) for _ in range(RESAMPLINGS))
+    low, high = np.percentile([100 * errors[draw].sum() / words[draw].sum() for draw in draws], (2.5, 97.5))
+    return float(low), float(high)
 
 
 def right_words(reference: str, hypothesis: str) -> list[bool]:
@@ -108,6 +123,11 @@ def transcribe_together(
         return None
     _, *columns = zip(*sorted((row for _, part in everything for row in part), key=itemgetter(0)), strict=True)
     return Transcribed(*map(list, columns), max(seconds for seconds, _ in everything))
+
+
+def _edits_and_words(reference: str, hypothesis: str) -> tuple[int, int]:
+    counts = word_errors([reference], [hypothesis])
+    return counts.substitutions + counts.deletions + counts.insertions, counts.total
 
 
 def _errors(process, references: Sequence[str], hypotheses: Sequence[str]) -> Errors:

@@ -1,4 +1,7 @@
-from asr.decode.scoring import character_errors, word_errors
+import numpy as np
+import pytest
+
+from asr.decode.scoring import character_errors, wer_interval, word_errors
 
 
 def test_edits_are_counted_over_all_pairs():
@@ -18,3 +21,24 @@ def test_an_empty_hypothesis_is_all_deletions():
 def test_pairs_without_a_reference_do_not_count():
     assert word_errors(["", "a"], ["b", "a"]).rate == 0.0
     assert word_errors([], []).rate == 0.0
+
+
+def test_the_confidence_interval_is_that_of_a_proportion():
+    """Independent words with 20 % errors: p +- 1.96 root(p (1 - p) / n)."""
+    wrong = np.random.default_rng(1).random((400, 5)) < 0.2
+    heard = [" ".join("x" if word else "a" for word in utterance) for utterance in wrong]
+    low, high = wer_interval(["a a a a a"] * 400, heard)
+    p = wrong.mean()
+    half = 196 * np.sqrt(p * (1 - p) / wrong.size)
+    assert (low, high) == pytest.approx((100 * p - half, 100 * p + half), abs=0.3)
+
+
+def test_errors_that_come_together_widen_the_interval():
+    alone = wer_interval(["a a a a"] * 100, ["a a a x"] * 100)
+    together = wer_interval(["a a a a"] * 100, ["x x x x"] * 25 + ["a a a a"] * 75)
+    assert alone == (25.0, 25.0)
+    assert together[0] < 20 < 30 < together[1]
+
+
+def test_without_words_the_interval_is_zero():
+    assert wer_interval(["", ""], ["a", ""]) == (0.0, 0.0)
