@@ -9,6 +9,7 @@ import torch
 
 from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
+from asr.heap import keep_kernels
 from asr.model.config import ModelConfig
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -16,6 +17,8 @@ from asr.text.tokenizer import CharTokenizer
 
 ROOT = Path(__file__).parent.parent
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
+
+keep_kernels(1024)  # a process of tests trains after it has loaded a recogniser, which would keep too few
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from asr.training.resuming import Resumable, ResumableData
 
 logger = logging.getLogger(__name__)
 
-BUCKETS = 20  # leave 3 to 7 % of the frames to padding
+BUCKETS = 20  # leave 5 to 7 % of the frames to padding
 LABELS = 8  # labels are padded to multiples of so many
 
 
