@@ -33,6 +33,12 @@ def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
     ]
 
 
+def hears_something(ctc_log_probs: Tensor, lens: Tensor) -> Tensor:
+    """Which utterances `(B,)` have a frame where a label is likelier than the blank; `(B, M, V)`, `(B,)`."""
+    labels = ctc_log_probs.argmax(dim=-1) != BLANK
+    return (labels & (torch.arange(labels.shape[1], device=lens.device) < lens[:, None])).any(dim=1)
+
+
 @dataclass(frozen=True)
 class PrefixState:
     """Forward variables of B × W prefixes within a window of K frames: log-probability of the prefix by frame t (t = 0:

@@ -13,10 +13,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asr.audio.reading import SAMPLE_RATE, AudioError, read_matrix, stream_audio
 from asr.decode.confidence import Calibration, word_confidences
+from asr.decode.ctc import hears_something
 from asr.decode.ngram import NGram
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.precision import with_precision
-from asr.decode.search import search
+from asr.decode.search import search_memory
 from asr.decode.segments import Piece, cut_at_pauses
 from asr.decode.tuning import load_tuning
 from asr.heap import keep_kernels, return_freed_blocks
@@ -196,18 +197,24 @@ class Recognizer:
 
     @torch.inference_mode()
     def recognize(self, inputs: list[np.ndarray]) -> list[list[Hypothesis]]:
-        """Hypotheses, best first, of each of a batch of samples `(N,)` or matrices `(T, d)`."""
+        """Hypotheses, best first, of each of a batch of samples `(N,)` or matrices `(T, d)`.
+
+        Where all is silent, or CTC (if it has a weight) hears nothing in noise, the hypothesis is empty."""
         device = self.model.device
         lens = torch.tensor([len(x) for x in inputs], device=device)
         padded = pad_sequence([torch.from_numpy(x) for x in inputs], batch_first=True).to(device)
         X, X_lens = self.model.front_end(padded, lens)
         if not self.takes_matrices:
             X_lens = X_lens.masked_fill(torch.linalg.vector_norm(padded, torch.inf, dim=1) < SILENCE, 0)
-        options, weight = self.options, self.options.ngram_weight
+        transformer, options, weight = self.model.transformer, self.options, self.options.ngram_weight
+        memory, memory_lens = transformer.encoder(X, X_lens)
+        if options.ctc_weight:  # a decoder and a language model always find something to say
+            heard = hears_something(transformer.ctc_log_probs(memory), memory_lens)
+            memory_lens = memory_lens.masked_fill(~heard, 0)
         if self.ngram is None or options.strategy == "greedy":
-            return search(self.model.transformer, X, X_lens, options, self.language_model)
+            return search_memory(transformer, memory, memory_lens, options, self.language_model)
         all_of_them = replace(options, nbest=options.beam_size)
-        found = search(self.model.transformer, X, X_lens, all_of_them, self.language_model)
+        found = search_memory(transformer, memory, memory_lens, all_of_them, self.language_model)
         rescored = (self.ngram.rescore(best, [self._text(h) for h in best], weight) for best in found)
         return [best[: options.nbest] for best in rescored]
 

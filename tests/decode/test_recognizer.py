@@ -5,6 +5,7 @@ import torch
 
 from asr.audio.reading import SAMPLE_RATE, AudioError
 from asr.decode import DecodeOptions, Recognizer
+from asr.text.tokenizer import BLANK
 
 
 @pytest.fixture
@@ -55,6 +56,16 @@ def test_an_unreadable_file_does_not_stop_the_others(recognizer, tmp_path):
 @pytest.mark.parametrize("sound", [np.zeros(0), np.zeros(160), noise(0.01), np.zeros(5 * SAMPLE_RATE)])
 def test_silence_and_a_moment_of_sound_give_the_empty_transcript(recognizer, sound):
     assert recognizer.transcribe(sound).text == ""
+
+
+def test_where_ctc_hears_nothing_nothing_was_said(recognizer):
+    sounds = [noise(2), noise(1)]
+    heard = [transcript.text for transcript in recognizer.transcribe_all(sounds)]
+    with torch.no_grad():
+        recognizer.model.transformer.ctc.bias[BLANK] += 100
+    assert all(heard) and [transcript.text for transcript in recognizer.transcribe_all(sounds)] == ["", ""]
+    recognizer.options = DecodeOptions(beam_size=3, ctc_weight=0.0)  # then it is not asked
+    assert all(transcript.text for transcript in recognizer.transcribe_all(sounds))
 
 
 def test_progress_hears_of_every_second(recognizer):
