@@ -34,10 +34,8 @@ def batches(device: str) -> list[tuple]:
 
     found = []
     for utterances, seconds in BATCHES:
-        X, Y = (
-            torch.randn(utterances, 100 * seconds, 80),
-            torch.randint(4, VOCABULARY, (utterances, CHARACTERS_A_SECOND * seconds)),
-        )
+        X = torch.randn(utterances, 100 * seconds, 80)
+        Y = torch.randint(4, VOCABULARY, (utterances, CHARACTERS_A_SECOND * seconds))
         lens = [torch.full((utterances,), n) for n in (X.shape[1], Y.shape[1])]
         found.append(tuple(x.to(device) for x in (X, lens[0], Y, lens[1])))
     return found

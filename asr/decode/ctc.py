@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from asr.decode.options import Hypothesis
+from asr.model.masks import length_mask
 from asr.text.tokenizer import BLANK, EOS
 
 NEVER = -1e30  # log 0, finite so that differences stay defined
@@ -36,7 +37,7 @@ def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
 def hears_something(ctc_log_probs: Tensor, lens: Tensor) -> Tensor:
     """Which utterances `(B,)` have a frame where a label is likelier than the blank; `(B, M, V)`, `(B,)`."""
     labels = ctc_log_probs.argmax(dim=-1) != BLANK
-    return (labels & (torch.arange(labels.shape[1], device=lens.device) < lens[:, None])).any(dim=1)
+    return labels.masked_fill(length_mask(lens, labels.shape[1])[:, 0, 0], False).any(dim=1)
 
 
 @dataclass(frozen=True)

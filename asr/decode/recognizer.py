@@ -110,7 +110,7 @@ class Recognizer:
         no model folder."""
         gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         device = device or (gpu if torch.cuda.is_available() else "cpu")
-        if device == "cpu":
+        if torch.device(device).type == "cpu":
             keep_kernels(KERNELS)
         folder = Path(folder or resource("data", "models", "english"))
         return cls(SpeechModel.load(folder, device), **(load_tuning(folder)._asdict() | settings))

@@ -29,9 +29,13 @@ class Errors:
     total: int  # words or characters of the references
 
     @property
+    def edits(self) -> int:
+        return self.substitutions + self.deletions + self.insertions
+
+    @property
     def rate(self) -> float:
         """Errors in percent of the references' words or characters."""
-        return 100 * (self.substitutions + self.deletions + self.insertions) / max(1, self.total)
+        return 100 * self.edits / max(1, self.total)
 
 
 def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
@@ -46,13 +50,13 @@ def character_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Er
 
 def wer_interval(references: Sequence[str], hypotheses: Sequence[str]) -> tuple[float, float]:
     """95 % confidence interval of the WER in percent, by bootstrap over utterances (Bisani & Ney 2004)."""
-    pairs = [(said, heard) for said, heard in zip(references, hypotheses, strict=True) if said]
-    if not pairs:
+    each = [word_errors([said], [heard]) for said, heard in zip(references, hypotheses, strict=True) if said]
+    if not each:
         return 0.0, 0.0
-    errors, words = np.array([_edits_and_words(*pair) for pair in pairs]).T
+    edits, words = np.array([(errors.edits, errors.total) for errors in each]).T
     rng = np.random.default_rng(0)
-    draws = (rng.integers(len(pairs), size=len(pairs)) for _ in range(RESAMPLINGS))
-    low, high = np.percentile([100 * errors[draw].sum() / words[draw].sum() for draw in draws], (2.5, 97.5))
+    draws = (rng.integers(len(each), size=len(each)) for _ in range(RESAMPLINGS))
+    low, high = np.percentile([100 * edits[draw].sum() / words[draw].sum() for draw in draws], (2.5, 97.5))
     return float(low), float(high)
 
 
@@ -123,11 +127,6 @@ def transcribe_together(
         return None
     _, *columns = zip(*sorted((row for _, part in everything for row in part), key=itemgetter(0)), strict=True)
     return Transcribed(*map(list, columns), max(seconds for seconds, _ in everything))
-
-
-def _edits_and_words(reference: str, hypothesis: str) -> tuple[int, int]:
-    counts = word_errors([reference], [hypothesis])
-    return counts.substitutions + counts.deletions + counts.insertions, counts.total
 
 
 def _errors(process, references: Sequence[str], hypotheses: Sequence[str]) -> Errors:

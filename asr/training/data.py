@@ -123,24 +123,21 @@ class SpeechData(ResumableData):
         """Takes the model's tokenizer, and leaves out of training, by name, what the model cannot be trained on."""
         self.tokenizer = model.tokenizer
         self.train_cuts = _trainable(self.train_cuts, self.config, model)
+        self.buckets = make_buckets([cut.duration for cut in self.train_cuts], self.config.batch_seconds)
 
     @property
     def train_seconds(self) -> float:
         return sum(cut.duration for cut in self.train_cuts)
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader(self.resumable(self._train_sampler(), self.seed), self.config.speeds, self.buckets())
+        return self._loader(self.resumable(self._train_sampler(), self.seed), self.config.speeds, self.buckets)
 
     def batches_per_epoch(self) -> int:
         """How many batches the first epoch has, over all processes; later epochs differ by a few."""
         return sum(1 for _ in self._train_sampler(world_size=1, rank=0))
 
-    def buckets(self) -> list[Bucket]:
-        """Those of the training set."""
-        return make_buckets([cut.duration for cut in self.train_cuts], self.config.batch_seconds)
-
     def _train_sampler(self, **ranks: int) -> CutSampler:
-        seconds, utterances = map(list, zip(*self.buckets(), strict=True))
+        seconds, utterances = map(list, zip(*self.buckets, strict=True))
         if len(seconds) == 1:
             return SimpleCutSampler(self.train_cuts, max_cuts=utterances[0], shuffle=True, seed=self.seed, **ranks)
         with warnings.catch_warnings():

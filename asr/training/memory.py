@@ -41,7 +41,7 @@ def largest_sizes(data: SpeechData) -> list[Size]:
             bucket.seconds / min(data.config.speeds),
             max(labels for duration, labels in lengths if duration <= bucket.seconds),
         )
-        for bucket in reversed(data.buckets())
+        for bucket in reversed(data.buckets)
     ]
 
 

@@ -41,12 +41,12 @@ def data(corpus, tmp_path) -> SpeechData:  # noqa: F811
 
 def test_the_batches_of_a_bucket_have_one_shape(data):
     sampler = data._train_sampler(world_size=1, rank=0)
-    dataset = data._loader(sampler, [1.0], data.buckets()).dataset
+    dataset = data._loader(sampler, [1.0], data.buckets).dataset
     batches = [dataset[cuts, seed] for seed, cuts in enumerate(sampler)]
     assert sum(len(batch.texts) for batch in batches) == 60
     seconds = [round(batch.inputs.shape[1] / 16000, 4) for batch in batches]
-    assert set(seconds) == {round(bucket.seconds, 4) for bucket in data.buckets()}
-    for bucket in data.buckets():  # all but the last batch of a bucket are full
+    assert set(seconds) == {round(bucket.seconds, 4) for bucket in data.buckets}
+    for bucket in data.buckets:  # all but the last batch of a bucket are full
         sizes = [len(batch.texts) for batch, s in zip(batches, seconds, strict=True) if s == round(bucket.seconds, 4)]
         assert sorted(sizes, reverse=True)[:-1] == [bucket.utterances] * (len(sizes) - 1)
     for batch in batches:
