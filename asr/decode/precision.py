@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from asr.decode.packing import can_pack, pack
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
@@ -21,15 +22,17 @@ def best_precision(device: torch.device | str) -> str:
 def with_precision(model: Transformer | LanguageModel, precision: str) -> Transformer | LanguageModel:
     """The model with its weights in `precision`, changed in place where that is possible.
 
-    auto is the `best_precision`; int8 quantises the linear layers' weights, and what comes into them as it comes (CPU
-    alone). Raises ValueError for another name, or int8 on a GPU."""
+    auto is the `best_precision`; bfloat16 on a CPU packs the layers (`asr.decode.packing`); int8 quantises the linear
+    layers' weights, and what comes into them as it comes (CPU alone). Raises ValueError for another name, or int8 on a
+    GPU."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not one of {', '.join(PRECISIONS)}")
     device = next(model.parameters()).device
     if precision == "auto":
         precision = best_precision(device)
     if precision == "bfloat16":
-        return model.to(torch.bfloat16)
+        model.to(torch.bfloat16)
+        return pack(model) if can_pack(device) else model
     if precision == "int8":
         if device.type != "cpu":
             raise ValueError("precision: int8 is for the CPU; take bfloat16 on a GPU")

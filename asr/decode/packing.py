@@ -1,0 +1,68 @@
+"""Layers laid out for inference in bfloat16 on a CPU, with oneDNN's fused kernels.
+
+`nn.Linear` lays its weight out in oneDNN's blocks at every call, which for the few rows of a decoding step takes as
+long as the product; here that is done once. An activation is computed where the result is written.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+import torch
+from torch import Tensor, nn
+
+ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "swish"}  # as oneDNN calls them
+
+
+class PackedLinear(nn.Module):
+    """An `nn.Linear`, followed by an activation of oneDNN's."""
+
+    def __init__(self, linear: nn.Linear, activation: str = "none"):
+        super().__init__()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "none")
+
+
+class PackedConv2d(nn.Module):
+    """An `nn.Conv2d` with padding of zeros, followed by an activation of oneDNN's."""
+
+    def __init__(self, conv: nn.Conv2d, activation: str):
+        super().__init__()
+        self.weight, self.bias = conv.weight.detach(), conv.bias.detach()
+        self.shape = (conv.padding, conv.stride, conv.dilation, conv.groups)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._convolution_pointwise(
+            x, self.weight, self.bias, *self.shape, self.activation, [], "none"
+        )
+
+
+def can_pack(device: torch.device) -> bool:
+    """Whether oneDNN computes in bfloat16 there: on a CPU with AVX512 or better."""
+    return (
+        device.type == "cpu" and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+def pack(model: nn.Module) -> nn.Module:
+    """The bfloat16 model with its layers packed, in place: for inference alone, and no longer to be saved."""
+    for parent in list(model.modules()):
+        names = [name for name, _ in parent.named_children()]
+        for name, following in zip_longest(names, names[1:]):
+            layer = getattr(parent, name)
+            after = getattr(parent, following) if following and isinstance(parent, nn.Sequential) else None
+            activation = ACTIVATIONS.get(type(after), "none")
+            if type(layer) is nn.Linear:
+                setattr(parent, name, PackedLinear(layer, activation))
+            elif type(layer) is nn.Conv2d and activation != "none":
+                setattr(parent, name, PackedConv2d(layer, activation))
+            else:
+                continue
+            if activation != "none":
+                setattr(parent, following, nn.Identity())
+    return model
