@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 def load(model: str | Path | None = None, device: str | None = None, **settings) -> Recognizer:
     """The recogniser of a model folder (None: the model that ships) on a device (None: a GPU where there is one).
 
+    "whisper:PATH" is another toolkit's checkpoint, as `asr.model.foreign` imports it.
     `settings` as in asr.decode.Recognizer: `options` (asr.decode.DecodeOptions), `language_model`, `ngram`,
     `precision`, `batch_seconds`. Raises asr.model.folder.ModelError."""
     from asr.decode.recognizer import Recognizer  # `import asr` itself loads nothing

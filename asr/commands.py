@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("decoding", "defaults are those tuned for the model, where it was tuned")
-    group.add_argument("--model", help="model folder (default: the model that ships)")
+    group.add_argument("--model", help="model folder, or whisper:PATH (default: the model that ships)")
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
     group.add_argument(
         "--precision", default="auto", help="float32, bfloat16, int8; auto (the default): bfloat16 where it is quick"
@@ -36,6 +36,7 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     from dataclasses import replace
 
     from asr.decode import Recognizer
+    from asr.decode.search import check_options
 
     settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
     if args.lm_weight == 0:
@@ -49,6 +50,7 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ngram_weight", "length_bonus", "nbest")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     recognizer.options = replace(recognizer.options, **given)
+    check_options(recognizer.model.transformer, recognizer.options)
     return recognizer
 
 

@@ -29,4 +29,5 @@ except OSError:
     import torchaudio
 
 functional = torchaudio.functional
+kaldi = torchaudio.compliance.kaldi
 transforms = torchaudio.transforms

@@ -1,6 +1,7 @@
 """Features: waveforms to normalised log-mel filterbanks, in batches, on the device that the model is on.
 
 A frame is computed from real samples alone (no padding at the edges), so that the length of the batch never changes it.
+Whisper's and Kaldi's are there for the models that were trained on them.
 """
 
 from __future__ import annotations
@@ -10,27 +11,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from asr.audio._torchaudio import transforms
+from asr.audio._torchaudio import kaldi, transforms
 from asr.audio.reading import SAMPLE_RATE
 
 LOG_FLOOR = 1e-6
+SMALLEST_STD = 1e-3
+KINDS = ("log_mel", "whisper", "kaldi", "matrix")
+NORMALIZATIONS = ("global", "utterance", "cmvn")
 
 
 @dataclass(frozen=True)
 class FeatureConfig:
     """What the front end computes; saved with the weights."""
 
-    kind: str = "log_mel"  # log_mel: from sound; matrix: (T, d) as it is given
+    kind: str = "log_mel"  # log_mel, whisper or kaldi: from sound; matrix: (T, d) as it is given
     dim: int = 80  # d: mel bands, or the width of the matrices
     window_ms: float = 25.0
     hop_ms: float = 10.0
-    normalization: str = "global"  # global: mean and variance of the training set; utterance: its own mean instead
+    # global: mean and deviation of the training set; utterance: its own mean instead; cmvn: its own mean and deviation
+    normalization: str = "global"
+    pad_seconds: float = 0.0  # whisper: silence makes every sound at least that long, and is heard like the rest
 
     def __post_init__(self):
-        if self.kind not in ("log_mel", "matrix"):
-            raise ValueError(f"features.kind: {self.kind!r} is not one of log_mel, matrix")
-        if self.normalization not in ("global", "utterance"):
-            raise ValueError(f"features.normalization: {self.normalization!r} is not one of global, utterance")
+        if self.kind not in KINDS:
+            raise ValueError(f"features.kind: {self.kind!r} is not one of {', '.join(KINDS)}")
+        if self.normalization not in NORMALIZATIONS:
+            choices = ", ".join(NORMALIZATIONS)
+            raise ValueError(f"features.normalization: {self.normalization!r} is not one of {choices}")
+        if self.pad_seconds < 0 or (self.pad_seconds and self.kind != "whisper"):
+            raise ValueError("features.pad_seconds must not be negative, and is for features.kind=whisper alone")
         if self.dim < 1 or self.hop_ms <= 0 or self.window_ms < self.hop_ms:
             raise ValueError("features: dim and hop_ms must be positive, window_ms at least hop_ms")
 
@@ -52,9 +61,11 @@ class FrontEnd(nn.Module):
         self.register_buffer("std", torch.ones(config.dim))
         self.window = round(config.window_ms * SAMPLE_RATE / 1000)
         self.hop = round(config.hop_ms * SAMPLE_RATE / 1000)
-        if config.kind == "log_mel":
-            self.stft = transforms.Spectrogram(self.window, hop_length=self.hop, power=None, center=False)
-            self.mel_scale = transforms.MelScale(config.dim, SAMPLE_RATE, f_min=20.0, n_stft=self.window // 2 + 1)
+        if config.kind in ("log_mel", "whisper"):
+            whisper = config.kind == "whisper"
+            self.stft = transforms.Spectrogram(self.window, hop_length=self.hop, power=None, center=whisper)
+            scale = {"f_min": 0.0, "norm": "slaney", "mel_scale": "slaney"} if whisper else {"f_min": 20.0}
+            self.mel_scale = transforms.MelScale(config.dim, SAMPLE_RATE, n_stft=self.window // 2 + 1, **scale)
             for owner, name in ((self.stft, "window"), (self.mel_scale, "fb")):  # derived from the config: not saved
                 owner._non_persistent_buffers_set.add(name)
 
@@ -62,11 +73,14 @@ class FrontEnd(nn.Module):
         """`inputs` `(B, N)` samples or `(B, T, d)`, `lens` `(B,)` in samples or frames -> X `(B, T, d)`, X_lens."""
         X, X_lens = self.extract(inputs, lens)
         padding = torch.arange(X.shape[1], device=X.device)[None, :, None] >= X_lens[:, None, None]
-        mean = self.mean
-        if self.config.normalization == "utterance":
-            total = X.masked_fill(padding, 0.0).sum(dim=1, keepdim=True)
-            mean = total / X_lens.clamp(min=1)[:, None, None]
-        return ((X - mean) / self.std).masked_fill(padding, 0.0), X_lens
+        mean, std = self.mean, self.std
+        if self.config.normalization != "global":
+            count = X_lens.clamp(min=1)[:, None, None]
+            mean = X.masked_fill(padding, 0.0).sum(dim=1, keepdim=True) / count
+            if self.config.normalization == "cmvn":
+                std = ((X - mean).masked_fill(padding, 0.0).square().sum(dim=1, keepdim=True) / count).sqrt()
+                std = std.clamp(min=SMALLEST_STD)
+        return ((X - mean) / std).masked_fill(padding, 0.0), X_lens
 
     @torch.autocast("cuda", enabled=False)
     @torch.autocast("cpu", enabled=False)
@@ -77,23 +91,49 @@ class FrontEnd(nn.Module):
                 shape = tuple(inputs.shape)
                 raise ValueError(f"this model reads feature matrices (B, T, {self.config.dim}), not {shape}")
             return inputs, lens
+        if self.config.kind == "whisper":
+            return self._whisper(inputs, lens)
         if inputs.shape[1] < self.window:
             inputs = nn.functional.pad(inputs, (0, self.window - inputs.shape[1]))
+        if self.config.kind == "kaldi":
+            X = torch.stack([self._kaldi(samples) for samples in inputs])
+        else:
+            X = self._mel_power(inputs).clamp_(min=LOG_FLOOR).log_().transpose(1, 2)
+        return X, self.output_lens(lens)
+
+    def _mel_power(self, inputs: Tensor) -> Tensor:
+        """`(B, N)` -> `(B, d, T)`."""
         spectrum = self.stft(inputs)
         power = spectrum.real.square() + spectrum.imag.square()  # four times as fast as abs() of complex numbers
-        X = self.mel_scale(power).clamp_(min=LOG_FLOOR).log_().transpose(1, 2)
-        return X, self.output_lens(lens)
+        return self.mel_scale(power)
+
+    def _whisper(self, inputs: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
+        """Decades of mel power, centred frames, no more than 8 below the utterance's loudest, brought near [-1, 1]
+        (Radford et al. 2022, section 2.2)."""
+        shortest = max(self.window, round(self.config.pad_seconds * SAMPLE_RATE))
+        inputs = nn.functional.pad(inputs, (0, max(0, shortest - inputs.shape[1])))
+        X = self._mel_power(inputs)[:, :, :-1].clamp_(min=1e-10).log10_()
+        X = torch.maximum(X, X.amax(dim=(1, 2), keepdim=True) - 8.0)
+        return ((X + 4.0) / 4.0).transpose(1, 2), self.output_lens(lens)
+
+    def _kaldi(self, samples: Tensor) -> Tensor:
+        """Kaldi's filterbanks `(T, d)` of `(N,)`, without dither; its samples are of 16 bits."""
+        timing = {"frame_length": self.config.window_ms, "frame_shift": self.config.hop_ms}
+        return kaldi.fbank(samples[None] * 2**15, num_mel_bins=self.config.dim, sample_frequency=SAMPLE_RATE, **timing)
 
     def output_lens(self, lens: Tensor) -> Tensor:
         """Frames `(B,)` of sounds of `lens (B,)` samples (or of matrices, as they are)."""
         if self.config.kind == "matrix":
             return lens
+        if self.config.kind == "whisper":
+            shortest = round(self.config.pad_seconds * self.config.frames_per_second)
+            return torch.div(lens, self.hop, rounding_mode="floor").clamp(min=shortest)
         return torch.div(lens - self.window, self.hop, rounding_mode="floor").clamp(min=-1) + 1
 
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
         """Sets the normalisation: `(d,)` each; deviations are bounded from below."""
         self.mean.copy_(mean)
-        self.std.copy_(std.clamp(min=1e-3))
+        self.std.copy_(std.clamp(min=SMALLEST_STD))
 
 
 class RunningStatistics:

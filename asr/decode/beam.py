@@ -8,6 +8,7 @@ utterance is done when no running hypothesis can overtake that table; done utter
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +16,11 @@ from torch import Tensor
 from asr.decode.ctc import NEVER, CTCPrefixScorer, PrefixState
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.repetition import Repetition
+from asr.decode.top import top_k
 from asr.model.cache import AttentionCache
 from asr.model.decoder import DecoderState
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
-from asr.text.tokenizer import BLANK, EOS, SOS
 
 CHECK_EVERY = 8  # steps between two looks at who is done: each is a host-device sync
 
@@ -47,6 +48,15 @@ class Ended:
     score: Tensor  # (B, W)
 
 
+class Ways(NamedTuple):
+    """How B utterances' W hypotheses can go on: by one of C tokens, or by ending."""
+
+    tokens: Tensor  # (B, W, C)
+    score: Tensor  # (B, W, C) of the hypothesis with the token, without the bonus for it
+    additive: Tensor  # (B, W, C) the part of it that is a sum over tokens
+    ending: Tensor  # (B, W) the hypothesis' score if it ends here
+
+
 class BeamSearch:
     """One search over one batch. Where CTC has the whole weight the decoder does not run."""
 
@@ -59,8 +69,14 @@ class BeamSearch:
         language_model: LanguageModel | None = None,
     ):
         self.options = options
-        self.most = int(memory_lens.max())  # tokens of a hypothesis; each utterance's own limit is its memory's length
-        self.limit = memory_lens
+        self.config = model.config
+        longest = model.config.longest_transcript
+        self.limit = memory_lens if longest is None else memory_lens.clamp(max=longest)  # tokens of a hypothesis
+        self.most = int(self.limit.max())
+        self.suppressed, self.suppressed_first = (
+            torch.tensor(ids, dtype=torch.long, device=memory.device)
+            for ids in (model.config.suppressed, model.config.suppressed_first)
+        )
         self.decoder = model.decoder if options.ctc_weight < 1 else None
         self.lm = language_model if options.lm_weight else None
         ctc_log_probs = model.ctc_log_probs(memory) if options.ctc_weight else None
@@ -87,14 +103,18 @@ class BeamSearch:
     def _start(self, memory: Tensor, lens: Tensor) -> tuple[Running, Ended]:
         B, W = len(memory), self.options.beam_size
         zero = memory.new_zeros(B, W, dtype=torch.double)
+        decoder, lm = self.decoder and self.decoder.start(memory, lens, W), self.lm and self.lm.start(B, W)
+        for token in self.config.prompt[:-1]:
+            token = lens.new_full((B, W), token)
+            decoder = self.decoder and self.decoder.step(token, decoder)[1]
         running = Running(
             tokens=lens.new_zeros(B, W, 0),
             scores=zero.new_zeros(B, W, 0),
             additive=zero,
             repetition=Repetition.start(B, W, memory.device),
-            decoder=self.decoder and self.decoder.start(memory, lens, W),
+            decoder=decoder,
             ctc=self.ctc and self.ctc.start(W),
-            lm=self.lm and self.lm.start(B, W),
+            lm=lm,
         )
         table = (lens.new_zeros(B, W, self.most), zero.new_zeros(B, W, self.most), lens.new_zeros(B, W))
         return running, Ended(*table, torch.full_like(zero, 2 * NEVER))
@@ -103,44 +123,68 @@ class BeamSearch:
         """One more token for every hypothesis."""
         now, options = self.running, self.options
         W = options.beam_size
-        newest = now.tokens[:, :, -1] if step else torch.full_like(self.ended.lens, SOS)
-        additive, decoder, lm = now.additive[:, :, None], None, None
+        newest = now.tokens[:, :, -1] if step else torch.full_like(self.ended.lens, self.config.prompt[-1])
+        gains, decoder, lm = None, None, None
         if self.decoder is not None:
-            log_probs, decoder = self.decoder.step(newest, now.decoder)
-            additive = additive + log_probs.double() * (1 - options.ctc_weight)
+            gains, decoder = self.decoder.step(newest, now.decoder)
+            gains = gains * (1 - options.ctc_weight) if options.ctc_weight else gains
         if self.lm is not None:
             log_probs, lm = self.lm.step(newest, now.lm)
-            additive = additive + log_probs.double() * options.lm_weight
+            log_probs = log_probs * options.lm_weight
+            gains = log_probs if gains is None else gains + log_probs
         # all hypotheses are alike at first: one is enough
         dead = now.scores[:, :, -1] <= NEVER if step else (torch.arange(W, device=newest.device) > 0).expand_as(newest)
-        score, dead = additive, dead[:, :, None]
-        if self.ctc:
-            prefix = self.ctc.score(now.ctc)
-            score, dead = score + options.ctc_weight * prefix, dead | (prefix <= NEVER / 2)
-        score = score.masked_fill(dead, NEVER)
-        score[:, :, BLANK] = NEVER
-        score[:, :, SOS] = NEVER
-        ending = score[:, :, EOS].clone()
-        score[:, :, EOS] = NEVER
-        if step >= options.max_repeats:
-            score = now.repetition.forbid(score, options.max_repeats, NEVER)
-        score = torch.where((step < self.limit)[:, None, None], score + options.length_bonus, NEVER)
+        ways = self._ways_with_ctc(gains, dead, step) if self.ctc else self._ways(gains, dead, step)
+        score = torch.where((step < self.limit)[:, None, None], ways.score + options.length_bonus, NEVER)
         # a hypothesis ends only where that is among the W best ways to go on: otherwise every prefix would be a
         # candidate, and a short one could win; a beam of one is greedy search
-        worst = torch.cat([score.flatten(1), ending], dim=1).topk(W, dim=1).values[:, -1:]
-        self._end(ending.masked_fill(ending < worst, 2 * NEVER), step)
+        worst = torch.cat([score.flatten(1), ways.ending], dim=1).topk(W, dim=1).values[:, -1:]
+        self._end(ways.ending.masked_fill(ways.ending < worst, 2 * NEVER), step)
         best, index = score.flatten(1).topk(W, dim=1)
-        parents, tokens = index // score.shape[2], index % score.shape[2]
+        parents, tokens = index // score.shape[2], ways.tokens.flatten(1).gather(1, index)
         history = parents[:, :, None].expand(-1, -1, step)
         self.running = Running(
             tokens=torch.cat([now.tokens.gather(1, history), tokens[:, :, None]], dim=2),
             scores=torch.cat([now.scores.gather(1, history), best[:, :, None]], dim=2),
-            additive=additive.expand_as(score).flatten(1).gather(1, index) + options.length_bonus,
+            additive=ways.additive.flatten(1).gather(1, index) + options.length_bonus,
             repetition=now.repetition.advance(parents, tokens),
             decoder=decoder and decoder.reorder(parents),
             ctc=self.ctc and self.ctc.advance(now.ctc, parents, tokens),
             lm=lm and lm.reorder(parents),
         )
+
+    def _ways(self, gains: Tensor, dead: Tensor, step: int) -> Ways:
+        """From what each token adds, `gains (B, W, V)`, overwritten here: of each hypothesis the W best ways."""
+        additive = self.running.additive[:, :, None]
+        ending = (additive[:, :, 0] + gains[:, :, self.config.eos]).masked_fill_(dead, NEVER)
+        if not step and self.config.eos in self.config.suppressed_first:
+            ending = torch.full_like(ending, NEVER)
+        self._forbid(gains, step)
+        values, tokens = top_k(gains, min(self.options.beam_size, gains.shape[2]))
+        additive = additive + values.double()
+        score = additive.masked_fill(dead[:, :, None] | (values <= NEVER), NEVER)
+        return Ways(tokens, score, additive, ending)
+
+    def _ways_with_ctc(self, gains: Tensor | None, dead: Tensor, step: int) -> Ways:
+        """The same with CTC's part: all tokens, whose prefix scores are one matrix product."""
+        prefix = self.ctc.score(self.running.ctc)
+        additive = self.running.additive[:, :, None]
+        additive = additive.expand_as(prefix) if gains is None else additive + gains.double()
+        score = additive + self.options.ctc_weight * prefix
+        score.masked_fill_(dead[:, :, None] | (prefix <= NEVER / 2), NEVER)
+        ending = score[:, :, self.config.eos].clone()
+        self._forbid(score, step)
+        tokens = torch.arange(score.shape[2], device=score.device).expand_as(score)
+        return Ways(tokens, score, additive, ending)
+
+    def _forbid(self, scores: Tensor, step: int) -> None:
+        """Lowers `scores (B, W, V)` of tokens that cannot come next, in place."""
+        scores[:, :, self.config.eos] = NEVER
+        scores.index_fill_(2, self.suppressed, NEVER)
+        if not step:
+            scores.index_fill_(2, self.suppressed_first, NEVER)
+        if step >= self.options.max_repeats:
+            self.running.repetition.forbid_(scores, self.options.max_repeats, NEVER)
 
     def compact(self) -> None:
         """Drops from the caches what no hypothesis goes back to; a host-device sync."""

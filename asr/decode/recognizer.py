@@ -17,8 +17,8 @@ from asr.decode.ctc import hears_something
 from asr.decode.ngram import NGram
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.precision import with_precision
-from asr.decode.search import search_memory
-from asr.decode.segments import Piece, cut_at_pauses
+from asr.decode.search import check_options, search_memory
+from asr.decode.segments import LONGEST, Piece, cut_at_pauses
 from asr.decode.tuning import load_tuning
 from asr.heap import keep_kernels, return_freed_blocks
 from asr.model.language_model import TextModel
@@ -27,6 +27,7 @@ from asr.resources import resource
 
 Recording = str | os.PathLike | np.ndarray
 
+FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
 SOON = 15.0  # seconds of sound that are read before the first are decoded; then twice as many each time
 KERNELS = 64  # kept on a CPU: hardly a batch has the shape of another
@@ -95,11 +96,13 @@ class Recognizer:
             self.language_model = with_precision(language_model.transformer.eval(), precision)
         self.ngram = ngram if ngram is None or isinstance(ngram, NGram) else NGram(ngram)
         model.transformer = with_precision(model.transformer, precision)
-        self.options = options or DecodeOptions()
+        self.options = options or DecodeOptions(ctc_weight=DecodeOptions.ctc_weight if model.transformer.ctc else 0.0)
+        check_options(model.transformer, self.options)
         self.batch_seconds = batch_seconds
         self.calibration = calibration
         self.takes_matrices = model.front_end.config.kind == "matrix"
         self.rate = model.front_end.config.frames_per_second if self.takes_matrices else SAMPLE_RATE
+        self.window = model.front_end.config.pad_seconds  # seconds that every piece is padded to
 
     @classmethod
     def load(cls, folder: str | Path | None = None, device: str | None = None, **settings) -> Recognizer:
@@ -107,11 +110,15 @@ class Recognizer:
 
         `device` None takes a GPU where there is one, each process under torchrun its own. What was tuned for the model
         (`asr.tune`) and its language model lie in its folder, too, and are the defaults. Raises ModelError for what is
-        no model folder."""
+        no model folder. `whisper:PATH` is a checkpoint of Whisper or Speech2Text, as `asr.model.foreign` imports it."""
         gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         device = device or (gpu if torch.cuda.is_available() else "cpu")
         if torch.device(device).type == "cpu":
             keep_kernels(KERNELS)
+        if str(folder).startswith(FOREIGN):
+            from asr.model.foreign import import_model
+
+            return cls(import_model(str(folder).removeprefix(FOREIGN)).to(device), **settings)
         folder = Path(folder or resource("data", "models", "english"))
         return cls(SpeechModel.load(folder, device), **(load_tuning(folder)._asdict() | settings))
 
@@ -176,7 +183,7 @@ class Recognizer:
             blocks = iter([recording.astype(np.float32)])
         else:
             blocks = stream_audio(recording)
-        yield from cut_at_pauses(self._timed(blocks, job))
+        yield from cut_at_pauses(self._timed(blocks, job), self.window or LONGEST)
 
     def _timed(self, blocks: Iterator[np.ndarray], job: _Job) -> Iterator[np.ndarray]:
         for block in blocks:
@@ -186,8 +193,8 @@ class Recognizer:
     def _decode(self, pieces: list[tuple[_Job, Piece]], progress: Callable[[float], None] | None) -> None:
         pieces = sorted(pieces, key=lambda item: -len(item[1].samples))
         while pieces:
-            longest = max(len(pieces[0][1].samples), 1)
-            size = max(1, int(self.batch_seconds * self.rate / longest))
+            longest = max(len(pieces[0][1].samples) / self.rate, self.window, 1 / self.rate)
+            size = max(1, int(self.batch_seconds / longest))
             batch, pieces = pieces[:size], pieces[size:]
             for (job, piece), found in zip(batch, self.recognize([p.samples for _, p in batch]), strict=True):
                 job.segments.append(self._segment(piece, found))
@@ -208,7 +215,7 @@ class Recognizer:
             X_lens = X_lens.masked_fill(torch.linalg.vector_norm(padded, torch.inf, dim=1) < SILENCE, 0)
         transformer, options, weight = self.model.transformer, self.options, self.options.ngram_weight
         memory, memory_lens = transformer.encoder(X, X_lens)
-        if options.ctc_weight:  # a decoder and a language model always find something to say
+        if options.ctc_weight and transformer.ctc:  # a decoder and a language model always find something to say
             heard = hears_something(transformer.ctc_log_probs(memory), memory_lens)
             memory_lens = memory_lens.masked_fill(~heard, 0)
         if self.ngram is None or options.strategy == "greedy":

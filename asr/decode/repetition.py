@@ -28,12 +28,11 @@ class Repetition:
         period = torch.arange(1, LONGEST_PERIOD + 1, device=self.runs.device)
         return self.runs >= period * (max_repeats - 1)
 
-    def forbid(self, scores: Tensor, max_repeats: int, value: float) -> Tensor:
-        """`scores (B, W, V)` in which no token goes on with a loop: there they are `value`."""
-        looping = self.loops(max_repeats)
-        token = self.recent.clamp(min=0)
-        banned = torch.zeros_like(scores, dtype=torch.int8).scatter_add_(2, token, looping.to(torch.int8))
-        return scores.masked_fill(banned > 0, value)
+    def forbid_(self, scores: Tensor, max_repeats: int, value: float) -> None:
+        """Lowers `scores (B, W, V)`, in place, to `value` where a token would go on with a loop."""
+        ceiling = torch.full_like(self.recent, torch.inf, dtype=scores.dtype)
+        ceiling = ceiling.masked_fill_(self.loops(max_repeats), value)
+        scores.scatter_reduce_(2, self.recent.clamp(min=0), ceiling, "amin")
 
     def advance(self, parents: Tensor, tokens: Tensor) -> Repetition:
         """Hypotheses `parents (B, W)` followed by `tokens (B, W)`."""

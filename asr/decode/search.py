@@ -13,7 +13,6 @@ from asr.decode.ctc import ctc_greedy
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
-from asr.text.tokenizer import EOS, SOS
 
 
 @torch.inference_mode()
@@ -40,6 +39,7 @@ def search_memory(
     language_model: LanguageModel | None = None,
 ) -> list[list[Hypothesis]]:
     """`search` from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
+    check_options(model, options)
     if options.strategy == "greedy":
         options, language_model = replace(options, beam_size=1, ctc_weight=0.0), None
     elif options.strategy == "ctc":
@@ -49,6 +49,12 @@ def search_memory(
     elif options.strategy == "rescore":
         return _rescored(model, memory, memory_lens, options, language_model)
     return BeamSearch(model, memory, memory_lens, options, language_model).run()
+
+
+def check_options(model: Transformer, options: DecodeOptions) -> None:
+    """Raises ValueError where the options need a CTC head that the model has not."""
+    if model.ctc is None and options.strategy != "greedy" and (options.strategy != "beam" or options.ctc_weight):
+        raise ValueError("this model has no CTC head: take strategy beam with a ctc_weight of 0, or greedy")
 
 
 def _rescored(
@@ -67,10 +73,12 @@ def _rescored(
     found = BeamSearch(model, memory, memory_lens, first, language_model).run()
     rows = torch.tensor([b for b, hypotheses in enumerate(found) for _ in hypotheses], device=memory.device)
     flat = [hypothesis for hypotheses in found for hypothesis in hypotheses]
-    labels = [torch.tensor([SOS, *hypothesis.tokens, EOS]) for hypothesis in flat]
-    Y = pad_sequence(labels, batch_first=True, padding_value=EOS).to(memory.device)
-    log_probs = model.decoder(Y[:, :-1], memory[rows], memory_lens[rows])
-    attention = log_probs.gather(2, Y[:, 1:, None])[:, :, 0].double().tolist()
+    eos = model.config.eos
+    labels = [torch.tensor([*hypothesis.tokens, eos]) for hypothesis in flat]
+    Y = pad_sequence(labels, batch_first=True, padding_value=eos).to(memory.device)
+    log_probs = model.decoder(model.decoder.prompted(Y[:, :-1]), memory[rows], memory_lens[rows])
+    log_probs = log_probs[:, len(model.config.prompt) - 1 :]
+    attention = log_probs.gather(2, Y[:, :, None])[:, :, 0].double().tolist()
     rescored: list[list[Hypothesis]] = [[] for _ in found]
     for b, hypothesis, ours in zip(rows.tolist(), flat, attention, strict=True):
         size = len(hypothesis.tokens)

@@ -1,6 +1,6 @@
 """Long recordings: cutting at pauses (silero-vad), in bounded memory.
 
-A sound of up to `LONGEST` seconds is one piece. What is longer streams through a window: long pauses are dropped, and a
+A sound of up to `longest` seconds is one piece. What is longer streams through a window: long pauses are dropped, and a
 stretch of speech that is too long is cut in its longest pause.
 """
 
@@ -33,11 +33,11 @@ class Piece(NamedTuple):
     samples: np.ndarray  # (N,)
 
 
-def cut_at_pauses(blocks: Iterator[np.ndarray]) -> Iterator[Piece]:
-    """Pieces of at most `LONGEST` seconds of a recording that comes in blocks `(N,)` of 16 kHz samples, in order."""
+def cut_at_pauses(blocks: Iterator[np.ndarray], longest: float = LONGEST) -> Iterator[Piece]:
+    """Pieces of at most `longest` seconds of a recording that comes in blocks `(N,)` of 16 kHz samples, in order."""
     tape, size = _Tape(blocks), ROWS * ROW_FRAMES * FRAME
     window = tape.take(size)
-    if len(window) <= LONGEST * SAMPLE_RATE:
+    if len(window) <= longest * SAMPLE_RATE:
         if len(window):
             yield Piece(0.0, window)
         return
@@ -45,7 +45,7 @@ def cut_at_pauses(blocks: Iterator[np.ndarray]) -> Iterator[Piece]:
     probabilities = speech_probabilities(window)
     while len(window):
         last = len(window) < size
-        for begin, end in _stretches(probabilities, last):
+        for begin, end in _stretches(probabilities, last, _frames(longest)):
             done = end
             if begin is not None:
                 first, stop = begin * FRAME, min(end * FRAME, len(window))
@@ -75,12 +75,11 @@ def speech_probabilities(samples: np.ndarray) -> np.ndarray:
     return judged[:, WARM_UP:].flatten()[:frames].numpy()
 
 
-def _stretches(probabilities: np.ndarray, last: bool) -> Iterator[tuple[int | None, int]]:
-    """(begin, end) in frames of each piece within a window; begin None: nothing there, on to `end`.
+def _stretches(probabilities: np.ndarray, last: bool, longest: int) -> Iterator[tuple[int | None, int]]:
+    """(begin, end) in frames of each piece within a window, `longest` at most; begin None: nothing there, on to `end`.
 
     Where more is to come (not `last`) it stops before the piece that may reach into it."""
-    longest, margin = _frames(LONGEST), _frames(MARGIN)
-    position, total = 0, len(probabilities)
+    margin, position, total = _frames(MARGIN), 0, len(probabilities)
     while position < total:
         ahead = probabilities[position : position + longest]
         if not last and len(ahead) < longest:

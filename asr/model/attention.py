@@ -56,7 +56,7 @@ class MultiHeadAttention(nn.Module):
         self.num_heads = H
         self.rotary = rotary
         self.query = nn.Linear(D, H * config.key_dim, bias=config.attention_bias)
-        self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias)
+        self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias and config.key_bias)
         self.value = nn.Linear(D, H * config.value_dim, bias=config.attention_bias)
         self.output = nn.Linear(H * config.value_dim, D, bias=config.attention_bias)
         self.dropout = Dropout(config.dropout)

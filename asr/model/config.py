@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from asr.text.tokenizer import BLANK, EOS, SOS
+
 CHOICES = {
     "encoder": ("transformer", "conformer"),
     "activation": ("relu", "gelu", "silu"),
-    "positions": ("sinusoidal", "learned", "rotary"),
+    "positions": ("sinusoidal", "sinusoidal_halves", "learned", "rotary"),
+    "decoder_positions": (None, "sinusoidal", "sinusoidal_halves", "learned", "rotary"),
+    "subsampler": ("conv2d", "conv1d", "conv1d_glu"),
     "subsampling": (2, 4, 6, 8),
     "attention_init": ("xavier_uniform", "xavier_normal"),
 }
@@ -16,7 +20,9 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A Transformer encoder-decoder with a convolutional subsampler and a CTC head."""
+    """A Transformer encoder-decoder with a convolutional subsampler and a CTC head.
+
+    Other toolkits' models are choices of it, too: `asr.model.whisper`, `asr.model.speech2text`."""
 
     vocab_size: int = 32  # V: blank, unknown, start and end included
     input_dim: int = 80  # d: width of the features
@@ -28,20 +34,32 @@ class ModelConfig:
     d_k: int | None = None  # width of a head's queries and keys; None: D / H
     d_v: int | None = None  # width of a head's values; None: D / H
     attention_bias: bool = True
+    key_bias: bool = True  # of the keys, where attention has biases; Whisper's have none
     attention_init: str = "xavier_uniform"  # of whole projections; xavier_normal: head by head
     ffn_dim: int = 2048
     activation: str = "relu"  # of the feed-forward networks: relu, gelu or silu
     norm_first: bool = True  # pre-norm, with one norm after each stack; False: post-norm, as in the paper
-    positions: str = "sinusoidal"  # sinusoidal, learned or rotary
+    positions: str = "sinusoidal"  # sinusoidal, sinusoidal_halves (all sines first), learned or rotary
+    decoder_positions: str | None = None  # the decoder's; None: the same
+    first_position: int = 0  # of sinusoids
     max_positions: int = 5000  # length of the learned table
     scale_embedding: bool = True  # embeddings and subsampled features times sqrt(D) before the positions are added
     tie_output: bool = True  # the decoder's output layer is its embedding
+    output_bias: bool = True
+    ctc: bool = True  # whether there is a CTC head
+    prompt: tuple[int, ...] = (SOS,)  # what the decoder reads before the first token
+    eos: int = EOS  # the token that ends a transcript
+    suppressed: tuple[int, ...] = (BLANK, SOS)  # tokens that the decoder never writes
+    suppressed_first: tuple[int, ...] = ()  # tokens that do not begin a transcript
+    subsampler: str = "conv2d"  # over time and frequency; conv1d: over time, GELU, by 2; conv1d_glu: over time, by 4
     subsampling: int = 4  # frames per encoder frame: 2, 4, 6 or 8
     subsampling_channels: int = 64
     conv_kernel: int = 15  # of the conformer's depthwise convolution; odd
     dropout: float = 0.1
 
     def __post_init__(self):
+        for name in ("prompt", "suppressed", "suppressed_first"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"model.{name}: {getattr(self, name)!r} is not one of {', '.join(map(str, choices))}")
@@ -54,10 +72,17 @@ class ModelConfig:
             raise ValueError("model.vocab_size: four special symbols and at least one more are needed")
         if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
             raise ValueError(f"model.d_model={self.d_model} does not divide into model.num_heads={self.num_heads}")
-        if self.positions == "rotary" and self.key_dim % 2:
+        if "rotary" in (self.positions, self.positions_of_decoder) and self.key_dim % 2:
             raise ValueError(f"model.positions=rotary turns pairs: d_k must be even, not {self.key_dim}")
-        if self.positions == "sinusoidal" and self.d_model % 2:
+        if self.d_model % 2 and any("sinus" in kind for kind in (self.positions, self.positions_of_decoder)):
             raise ValueError(f"model.positions=sinusoidal needs an even model.d_model, not {self.d_model}")
+        if self.subsampling != {"conv1d": 2, "conv1d_glu": 4}.get(self.subsampler, self.subsampling):
+            raise ValueError(f"model.subsampler={self.subsampler} does not subsample by {self.subsampling}")
+        if not self.prompt:
+            raise ValueError("model.prompt must name at least one token")
+        highest = max(*self.prompt, self.eos, *self.suppressed, *self.suppressed_first)
+        if highest >= self.vocab_size:
+            raise ValueError(f"model: the special token {highest} is not one of model.vocab_size={self.vocab_size}")
         if self.conv_kernel % 2 == 0:
             raise ValueError(f"model.conv_kernel must be odd, not {self.conv_kernel}")
         if not 0 <= self.dropout < 1:
@@ -66,6 +91,15 @@ class ModelConfig:
     @property
     def key_dim(self) -> int:
         return self.d_k or self.d_model // self.num_heads
+
+    @property
+    def positions_of_decoder(self) -> str:
+        return self.decoder_positions or self.positions
+
+    @property
+    def longest_transcript(self) -> int | None:
+        """How many tokens a transcript can have for the decoder's positions; None: any number."""
+        return self.max_positions - len(self.prompt) if self.positions_of_decoder == "learned" else None
 
     @property
     def value_dim(self) -> int:

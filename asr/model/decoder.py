@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from asr.model.cache import AttentionCache
@@ -50,15 +51,21 @@ class TokenStack(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
-        self.positions = Positions(config)
+        self.positions = Positions(config, config.positions_of_decoder)
         self.layers = nn.ModuleList(layer(config) for _ in range(config.decoder_layers))
         self.norm = nn.LayerNorm(config.d_model) if config.norm_first else nn.Identity()
         if config.norm_first:
             start_near_identity(self.layers)
-        self.output = nn.Linear(config.d_model, config.vocab_size)
-        nn.init.zeros_(self.output.bias)
+        self.output = nn.Linear(config.d_model, config.vocab_size, bias=config.output_bias)
+        if config.output_bias:
+            nn.init.zeros_(self.output.bias)
         if config.tie_output:
             self.output.weight = self.embedding.weight
+
+    def prompted(self, Y: Tensor) -> Tensor:
+        """What to read in order to write `Y (B, U)`: the prompt of P tokens before it, `(B, P + U)`."""
+        prompt = torch.tensor(self.config.prompt, device=Y.device)
+        return torch.cat([prompt.expand(len(Y), -1), Y], dim=1)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Whole sequences `(B, T')` -> `(B, T', D)`."""
@@ -93,7 +100,8 @@ class Decoder(TokenStack):
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:
         """The state before the first step, `width` hypotheses an utterance; the memory is projected once, here."""
         past = AttentionCache.empty(self.config, len(self.layers), len(memory), width, memory)
-        cross = [layer.cross_attention.project(memory) for layer in self.layers]
+        # each step reads the whole of it: heads and not frames lie together
+        cross = [tuple(x.contiguous() for x in layer.cross_attention.project(memory)) for layer in self.layers]
         memory_mask = length_mask(memory_lens, memory.shape[1])
         return DecoderState(past, cross, additive_mask(memory_mask, memory.dtype))
 

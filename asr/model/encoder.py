@@ -8,7 +8,7 @@ from asr.model.config import ModelConfig
 from asr.model.layers import ConformerEncoderLayer, TransformerEncoderLayer, start_near_identity
 from asr.model.masks import length_mask
 from asr.model.positions import Positions
-from asr.model.subsampling import ConvSubsampling
+from asr.model.subsampling import SUBSAMPLERS
 
 LAYERS = {"transformer": TransformerEncoderLayer, "conformer": ConformerEncoderLayer}
 
@@ -18,7 +18,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.subsampling = ConvSubsampling(config)
+        self.subsampling = SUBSAMPLERS[config.subsampler](config)
         self.positions = Positions(config)
         self.layers = nn.ModuleList(LAYERS[config.encoder](config) for _ in range(config.encoder_layers))
         self.norm = nn.LayerNorm(config.d_model) if config.norm_first else nn.Identity()

@@ -16,7 +16,8 @@ from asr.model.decoder import TokenStack
 from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
 from asr.model.layers import TransformerEncoderLayer
 from asr.model.masks import causal_mask
-from asr.text.tokenizer import Tokenizer, load_tokenizer
+from asr.text.loading import load_tokenizer
+from asr.text.tokenizer import Tokenizer
 
 
 class LanguageModel(TokenStack):

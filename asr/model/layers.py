@@ -127,7 +127,7 @@ class TransformerDecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.self_attention = MultiHeadAttention(config, rotary=config.positions == "rotary")
+        self.self_attention = MultiHeadAttention(config, rotary=config.positions_of_decoder == "rotary")
         self.self_attention_residual = Residual(config)
         self.cross_attention = MultiHeadAttention(config)
         self.cross_attention_residual = Residual(config)

@@ -19,20 +19,35 @@ def sinusoids(length: int, d_model: int, offset: int = 0, device: torch.device |
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
 
 
+def sinusoids_in_halves(length: int, d_model: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+    """All sines, then all cosines, of angles pos / 10000^(i / (D/2 - 1)): `(length, D)`.
+
+    The form of tensor2tensor, fairseq and Whisper; the slowest angle is exactly pos / 10000."""
+    position = torch.arange(offset, offset + length, device=device, dtype=torch.float32)
+    half = d_model // 2
+    step = math.log(10000.0) / max(half - 1, 1)
+    angle = position[:, None] * torch.exp(torch.arange(half, device=device, dtype=torch.float32) * -step)
+    return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+SINUSOIDS = {"sinusoidal": sinusoids, "sinusoidal_halves": sinusoids_in_halves}
+
+
 class Positions(nn.Module):
     """What an encoder or a decoder does with its input `(B, L, D)`: scale it, add positions, drop out.
 
     Rotary positions are added inside the attention instead, by `rotate`."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, kind: str | None = None):
         super().__init__()
-        self.kind = config.positions
+        self.kind = kind or config.positions
+        self.first = config.first_position
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.dropout = Dropout(config.dropout)
         if self.kind == "learned":
             self.table = nn.Embedding(config.max_positions, config.d_model)
             nn.init.normal_(self.table.weight, std=0.02)
-        elif self.kind == "sinusoidal":
+        elif self.kind in SINUSOIDS:
             self.cached = torch.empty(0, config.d_model)  # no buffer: each process may have computed another length
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
@@ -43,9 +58,9 @@ class Positions(nn.Module):
             if end > self.table.num_embeddings:
                 raise ValueError(f"{end} positions are more than model.max_positions={self.table.num_embeddings}")
             x = x + self.table.weight[offset:end]
-        elif self.kind == "sinusoidal":
+        elif self.kind in SINUSOIDS:
             if end > len(self.cached) or self.cached.device != x.device:
-                self.cached = sinusoids(max(1000, 2 * end), x.shape[2], device=x.device)
+                self.cached = SINUSOIDS[self.kind](max(1000, 2 * end), x.shape[2], self.first, x.device)
             x = x + self.cached[offset:end].to(x.dtype)
         return self.dropout(x)
 

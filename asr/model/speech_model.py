@@ -15,8 +15,9 @@ from asr.audio.features import FeatureConfig, FrontEnd
 from asr.model.config import ModelConfig
 from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
 from asr.model.transformer import Output, Transformer
+from asr.text.loading import load_tokenizer
 from asr.text.normalizer import get_normalizer
-from asr.text.tokenizer import Tokenizer, load_tokenizer
+from asr.text.tokenizer import Tokenizer
 
 
 class SpeechModel(nn.Module):

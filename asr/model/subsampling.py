@@ -1,4 +1,8 @@
-"""Convolutional subsampling (Dong et al. 2018, Speech-Transformer): fewer, wider frames before the encoder."""
+"""Convolutional subsampling: fewer, wider frames before the encoder.
+
+Over time and frequency (Dong et al. 2018, Speech-Transformer), or over time alone, as Whisper (Radford et al. 2022) and
+fairseq's S2T (Wang et al. 2020) do it.
+"""
 
 from __future__ import annotations
 
@@ -52,3 +56,44 @@ class ConvSubsampling(nn.Module):
         for kernel, stride in self.shapes:
             lens = torch.div(lens - kernel, stride, rounding_mode="floor") + 1
         return lens.clamp(min=0)
+
+
+class Conv1dSubsampling(nn.Module):
+    """X `(B, T, d)` -> `(B, T / factor, D)` by two convolutions over time, padded with zeros by half their kernels.
+
+    As each checkpoint has it: kernel 3, strides 1 and 2, GELU (Whisper); kernel 5, strides 2 and 2, GLU with
+    `subsampling_channels` before it (S2T). Nothing masks what lies between the convolutions: the last frame sees past
+    its utterance's end what the padding became."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.gated = config.subsampler == "conv1d_glu"
+        kernel, self.strides = (5, (2, 2)) if self.gated else (3, (1, 2))
+        between, widths = config.d_model, (config.d_model, config.d_model)
+        if self.gated:
+            between, widths = config.subsampling_channels // 2, (config.subsampling_channels, 2 * config.d_model)
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(before, width, kernel, stride, padding=kernel // 2)
+            for before, width, stride in zip((config.input_dim, between), widths, self.strides, strict=True)
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.convolutions[0].weight.dtype
+
+    def forward(self, X: Tensor, X_lens: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames and lengths after subsampling."""
+        x = X.transpose(1, 2)
+        for convolution in self.convolutions:
+            x = convolution(x)
+            x = nn.functional.glu(x, dim=1) if self.gated else nn.functional.gelu(x)
+        return x.transpose(1, 2), self.output_lens(X_lens)
+
+    def output_lens(self, lens: Tensor) -> Tensor:
+        """Lengths after subsampling, from lengths `(B,)` before it."""
+        for stride in self.strides:
+            lens = torch.div(lens - 1, stride, rounding_mode="floor") + 1
+        return lens
+
+
+SUBSAMPLERS = {"conv2d": ConvSubsampling, "conv1d": Conv1dSubsampling, "conv1d_glu": Conv1dSubsampling}

@@ -9,15 +9,14 @@ from torch import Tensor, nn
 from asr.model.config import ModelConfig
 from asr.model.decoder import Decoder
 from asr.model.encoder import Encoder
-from asr.text.tokenizer import SOS
 
 
 class Output(NamedTuple):
-    """What a forward pass gives. T' = U + 1: the input is `<sos> y`, the target `y <eos>`."""
+    """What a forward pass gives. T' = U + 1: the input is the prompt (`<sos>`) and y, the target `y <eos>`."""
 
     log_probs: Tensor  # (B, T', V)
     lens: Tensor  # (B,)
-    ctc_log_probs: Tensor  # (B, M, V)
+    ctc_log_probs: Tensor | None  # (B, M, V); None: the model has no CTC head
     memory_lens: Tensor  # (B,)
     intermediate: tuple[Tensor, ...] = ()  # CTC log-posteriors (B, M, V) from encoder layers below the last
 
@@ -29,21 +28,23 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
-        self.ctc = nn.Linear(config.d_model, config.vocab_size)
+        self.ctc = nn.Linear(config.d_model, config.vocab_size) if config.ctc else None
         self.decoder = Decoder(config)
 
     def forward(self, X: Tensor, X_lens: Tensor, Y: Tensor, Y_lens: Tensor, intermediate: int = 0) -> Output:
         """X `(B, T, d)`, X_lens `(B,)`; Y `(B, U)` without start and end, Y_lens `(B,)`; padding may hold any id.
 
-        `intermediate`: from how many layers below the encoder's last, evenly spaced, CTC is predicted too."""
+        `intermediate`: from how many layers below the encoder's last, evenly spaced, CTC is predicted too (if at
+        all)."""
+        intermediate = intermediate if self.ctc else 0
         outputs: list[Tensor] = []
         memory, memory_lens = self.encoder(X, X_lens, outputs=outputs if intermediate else None)
         depth = self.config.encoder_layers
         chosen = [depth * i // (intermediate + 1) for i in range(1, intermediate + 1)]
-        Y_in = nn.functional.pad(Y, (1, 0), value=SOS)
-        log_probs = self.decoder(Y_in, memory, memory_lens)
+        log_probs = self.decoder(self.decoder.prompted(Y), memory, memory_lens)[:, len(self.config.prompt) - 1 :]
         between = tuple(self.ctc_log_probs(outputs[layer - 1]) for layer in chosen if layer > 0)
-        return Output(log_probs, Y_lens + 1, self.ctc_log_probs(memory), memory_lens, between)
+        ctc_log_probs = self.ctc_log_probs(memory) if self.ctc else None
+        return Output(log_probs, Y_lens + 1, ctc_log_probs, memory_lens, between)
 
     def ctc_log_probs(self, memory: Tensor) -> Tensor:
         """CTC log-posteriors `(B, M, V)` of `memory (B, M, D)`, float32."""

@@ -1,7 +1,8 @@
 """Ground floor: what text is to the model. Normalisers and tokenizers."""
 
+from asr.text.loading import load_tokenizer
 from asr.text.normalizer import NORMALIZERS, english, get_normalizer, neutral
-from asr.text.tokenizer import BLANK, EOS, SOS, UNK, BPETokenizer, CharTokenizer, Tokenizer, load_tokenizer
+from asr.text.tokenizer import BLANK, EOS, SOS, UNK, BPETokenizer, CharTokenizer, Tokenizer
 
 __all__ = [
     "BLANK",

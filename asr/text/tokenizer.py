@@ -162,11 +162,3 @@ class BPETokenizer(Tokenizer):
 
     def __hash__(self) -> int:
         return hash(self._model)
-
-
-def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a model folder, whichever kind it holds. Raises FileNotFoundError where there is none."""
-    for kind in (CharTokenizer, BPETokenizer):
-        if (Path(folder) / kind.file_name).is_file():
-            return kind.load(folder)
-    raise FileNotFoundError(f"{folder}: no tokenizer ({CharTokenizer.file_name} or {BPETokenizer.file_name})")

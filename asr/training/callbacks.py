@@ -8,7 +8,6 @@ import time
 import lightning as L
 import torch
 
-from asr.text.tokenizer import SOS
 from asr.training.data import Batch
 from asr.training.module import SpeechTraining
 
@@ -105,7 +104,8 @@ class Samples(L.Callback):
         memory, memory_lens = model.transformer.encoder(X, X_lens)
         weights: list[torch.Tensor] = []
         Y = batch.Y[:1, : batch.Y_lens[0]]
-        model.transformer.decoder(torch.nn.functional.pad(Y, (1, 0), value=SOS), memory, memory_lens, weights)
+        decoder = model.transformer.decoder
+        decoder(decoder.prompted(Y), memory, memory_lens, weights)
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.add_subplot(xlabel="encoder frame", ylabel="character", title=batch.texts[0][:80])
         axes.imshow(weights[-1][0].mean(dim=0).float().cpu(), aspect="auto", origin="lower")

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
-from asr.text.tokenizer import SOS
 from asr.training.callbacks import EpochTimer
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy, targets
@@ -51,8 +50,9 @@ class LanguageModelTraining(Optimized):
 
     def _loss(self, Y: Tensor, Y_lens: Tensor, smoothing: float) -> Tensor:
         """Mean over the tokens and ends, in nats."""
-        log_probs = self.model(torch.nn.functional.pad(Y, (1, 0), value=SOS))
-        return smoothed_cross_entropy(log_probs, targets(Y, Y_lens), smoothing) / (Y_lens + 1).sum()
+        log_probs = self.model(self.model.prompted(Y))
+        labels = targets(Y, Y_lens, self.model.config.eos)
+        return smoothed_cross_entropy(log_probs, labels, smoothing) / (Y_lens + 1).sum()
 
 
 class PerplexityLine(EpochTimer):

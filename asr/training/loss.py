@@ -23,11 +23,11 @@ class Losses(NamedTuple):
     attention: Tensor
 
 
-def targets(Y: Tensor, Y_lens: Tensor) -> Tensor:
+def targets(Y: Tensor, Y_lens: Tensor, eos: int = EOS) -> Tensor:
     """`y <eos>` and then `IGNORED`: `(B, U)` -> `(B, U + 1)`."""
     Y = torch.nn.functional.pad(Y, (0, 1))
     position = torch.arange(Y.shape[1], device=Y.device)
-    Y = Y.masked_fill(position == Y_lens[:, None], EOS)
+    Y = Y.masked_fill(position == Y_lens[:, None], eos)
     return Y.masked_fill(position > Y_lens[:, None], IGNORED)
 
 
@@ -40,13 +40,18 @@ def smoothed_cross_entropy(log_probs: Tensor, labels: Tensor, smoothing: float) 
     return loss.masked_fill(~kept, 0.0).sum()
 
 
-def joint_loss(output: Output, Y: Tensor, Y_lens: Tensor, config: LossConfig, tokens: Tensor | None = None) -> Losses:
-    """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by `tokens`.
+def joint_loss(
+    output: Output, Y: Tensor, Y_lens: Tensor, config: LossConfig, tokens: Tensor | None = None, eos: int = EOS
+) -> Losses:
+    """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by `tokens`; the
+    latter alone for a model without a CTC head.
 
     None: the batch's own. Where several processes average their gradients, the mean over them makes each token count
     alike. Where there are intermediate predictions, their mean loss is `intermediate_weight` of CTC's part."""
     tokens = output.lens.sum() if tokens is None else tokens
-    attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens), config.label_smoothing) / tokens
+    attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens, eos), config.label_smoothing) / tokens
+    if output.ctc_log_probs is None:
+        return Losses(attention, torch.zeros_like(attention), attention.detach())
     ctc = every_ctc = ctc_loss(output.ctc_log_probs, output.memory_lens, Y, Y_lens) / tokens
     if output.intermediate:
         between = [ctc_loss(log_probs, output.memory_lens, Y, Y_lens) / tokens for log_probs in output.intermediate]

@@ -10,6 +10,7 @@ from asr.audio.augment import SpecAugment, change_speed
 from asr.decode.scoring import word_errors
 from asr.decode.search import search
 from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Output
 from asr.training.config import TrainConfig
 from asr.training.data import Batch
 from asr.training.loss import Losses, joint_loss
@@ -45,15 +46,17 @@ class SpeechTraining(Optimized):
         X, X_lens = self.model.front_end(inputs, lens)
         X = self.spec_augment(X, X_lens)
         output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens, self.config.loss.intermediate_ctc)
-        return joint_loss(output, batch.Y, batch.Y_lens, self.config.loss, tokens)
+        return self._loss(output, batch, tokens)
+
+    def _loss(self, output: Output, batch: Batch, tokens: torch.Tensor | None = None) -> Losses:
+        eos = self.model.transformer.config.eos
+        return joint_loss(output, batch.Y, batch.Y_lens, self.config.loss, tokens, eos)
 
     def validation_step(self, batch: Batch) -> None:
         if not len(batch.lens):
             return
         X, X_lens = self.model.front_end(batch.inputs, batch.lens)
-        losses = joint_loss(
-            self.model.transformer(X, X_lens, batch.Y, batch.Y_lens), batch.Y, batch.Y_lens, self.config.loss
-        )
+        losses = self._loss(self.model.transformer(X, X_lens, batch.Y, batch.Y_lens), batch)
         self.log("dev/loss", losses.total, batch_size=len(batch.lens), sync_dist=True)
         found = search(self.model.transformer, X, X_lens, self.config.validation)
         self.hypotheses += [self.model.tokenizer.decode(best[0].tokens) for best in found]

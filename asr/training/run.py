@@ -26,7 +26,7 @@ from asr.audio.features import RunningStatistics
 from asr.corpus import iterate
 from asr.decode.precision import best_precision
 from asr.model.speech_model import SpeechModel
-from asr.text.tokenizer import load_tokenizer
+from asr.text.loading import load_tokenizer
 from asr.training.averaging import average_checkpoints
 from asr.training.building import adapt_model, build_model, build_tokenizer
 from asr.training.callbacks import EpochLine, Samples

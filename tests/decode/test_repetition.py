@@ -21,7 +21,8 @@ def after(tokens: list[int]) -> Repetition:
 
 
 def forbidden(tokens: list[int], max_repeats: int) -> list[int]:
-    scores = after(tokens).forbid(torch.zeros(1, 1, 10), max_repeats, FORBIDDEN)
+    scores = torch.zeros(1, 1, 10)
+    after(tokens).forbid_(scores, max_repeats, FORBIDDEN)
     return (scores[0, 0] == FORBIDDEN).nonzero()[:, 0].tolist()
 
 
@@ -45,7 +46,9 @@ def test_hypotheses_keep_their_own_count_when_they_change_places():
     state = Repetition.start(1, 2, torch.device("cpu"))
     for parents, tokens in (([0, 1], [4, 5]), ([0, 1], [4, 6]), ([1, 0], [7, 4])):
         state = state.advance(torch.tensor([parents]), torch.tensor([tokens]))
-    scores = state.forbid(torch.zeros(1, 2, 10), 3, FORBIDDEN)[0]
+    scores = torch.zeros(1, 2, 10)
+    state.forbid_(scores, 3, FORBIDDEN)
+    scores = scores[0]
     assert (scores == FORBIDDEN).nonzero().tolist() == [[1, 4]]
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from asr.text.tokenizer import BLANK, EOS, SOS, UNK, BPETokenizer, CharTokenizer, load_tokenizer
+from asr.text.loading import load_tokenizer
+from asr.text.tokenizer import BLANK, EOS, SOS, UNK, BPETokenizer, CharTokenizer
 
 TEXTS = ["the cat sat on the mat", "a dog's day", "他说 你好"] * 20
 

@@ -1,0 +1,51 @@
+"""Checkpoints of Whisper and Speech2Text to model folders: `python -m asr.import_model whisper.pt exp/whisper`.
+
+And back: `--export` writes an imported (or fine-tuned) model folder as a Hugging Face folder. Exit code 2 for what
+cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from asr.commands import fail
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="asr-import-model", description="Turns other toolkits' checkpoints into model folders."
+    )
+    parser.add_argument(
+        "source", help="OpenAI's .pt file of Whisper, or a Hugging Face folder of Whisper or Speech2Text"
+    )
+    parser.add_argument("out", help="the model folder to write")
+    parser.add_argument("--vocabulary", help="Whisper's .tiktoken file or vocab.json (default: beside the weights)")
+    parser.add_argument("--language", default="en", help="what a multilingual Whisper is told to hear (default: en)")
+    parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float16"], help="of the weights on disk")
+    parser.add_argument("--export", action="store_true", help="the other way: a model folder to a Hugging Face folder")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    import torch
+
+    from asr.decode.options import DecodeOptions
+    from asr.decode.tuning import save_tuning
+    from asr.model.foreign import export_model, import_model
+    from asr.model.speech_model import SpeechModel
+
+    try:
+        if args.export:
+            export_model(SpeechModel.load(args.source), args.out)
+            return
+        model = import_model(args.source, args.vocabulary, args.language, args.task)
+        model.save(args.out, getattr(torch, args.dtype))
+        save_tuning(args.out, DecodeOptions(beam_size=5, ctc_weight=0.0))
+    except (ValueError, OSError) as error:
+        fail("asr.import_model", error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""Other toolkits' checkpoints as models of ours, and back: Whisper's as OpenAI writes them, Whisper's and Speech2Text's
+as Hugging Face does. Their weights keep their values and change their names; what else they are is in `ModelConfig`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from asr.audio.features import FeatureConfig
+from asr.model.config import ModelConfig
+from asr.model.folder import ModelError, WithoutStartValues
+from asr.model.positions import sinusoids_in_halves
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from asr.text.speech2text import Speech2TextTokenizer
+from asr.text.tokenizer import Tokenizer
+from asr.text.whisper import WhisperTokenizer
+
+# what the modules of a layer are called: ours, Hugging Face's, OpenAI's
+PROJECTIONS = (
+    ("query", "q_proj", "query"),
+    ("key", "k_proj", "key"),
+    ("value", "v_proj", "value"),
+    ("output", "out_proj", "out"),
+)
+FEED_FORWARD = (
+    ("ffn.0", "fc1", "mlp.0"),
+    ("ffn.3", "fc2", "mlp.2"),
+    ("ffn_residual.norm", "final_layer_norm", "mlp_ln"),
+)
+ENCODER_ATTENTION = (("attention", "self_attn", "attn"),)
+DECODER_ATTENTION = (("self_attention", "self_attn", "attn"), ("cross_attention", "encoder_attn", "cross_attn"))
+HUGGING_FACE, OPENAI = 1, 2
+ENCODER_POSITIONS = {HUGGING_FACE: "model.encoder.embed_positions.weight", OPENAI: "encoder.positional_embedding"}
+
+
+def import_model(
+    source: str | Path, vocabulary: str | Path | None = None, language: str = "en", task: str = "transcribe"
+) -> SpeechModel:
+    """The model of an OpenAI `.pt` file, or of a Hugging Face folder of Whisper or Speech2Text.
+
+    `vocabulary` is the file of Whisper's tokens, `.tiktoken` or `vocab.json`, by default the one beside the weights;
+    `language` and `task` are what a multilingual model is asked for. Raises ModelError saying what is wrong."""
+    source = Path(source)
+    try:
+        if source.is_dir():
+            return _from_hugging_face(source, vocabulary, language, task)
+        return _from_openai(source, vocabulary, language, task)
+    except FileNotFoundError as error:
+        raise ModelError(f"{source}: {error.filename} is missing") from None
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{source}: not a checkpoint that can be imported ({str(error).splitlines()[0]})") from None
+
+
+def export_model(model: SpeechModel, folder: str | Path) -> None:
+    """Writes an imported model as a Hugging Face folder: `config.json` and `model.safetensors`, and the vocabulary.
+
+    Raises ModelError for a model that has not the form of Whisper or Speech2Text."""
+    config, folder = model.transformer.config, Path(folder)
+    if config.subsampler not in ("conv1d", "conv1d_glu") or config.ctc or config.output_bias:
+        raise ModelError("only what has the form of Whisper or Speech2Text can be exported")
+    folder.mkdir(parents=True, exist_ok=True)
+    names = _names(config, HUGGING_FACE)
+    weights = {
+        f"{names[module]}.{kind}": tensor.float().contiguous()
+        for name, tensor in model.transformer.state_dict().items()
+        for module, _, kind in [name.rpartition(".")]
+        if module in names
+    }
+    is_whisper = config.subsampler == "conv1d"
+    if is_whisper:
+        length = round(model.front_end.config.pad_seconds * model.front_end.config.frames_per_second) // 2
+        weights[ENCODER_POSITIONS[HUGGING_FACE]] = sinusoids_in_halves(length, config.d_model)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    description = (_whisper_description if is_whisper else _speech2text_description)(model)
+    (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    model.tokenizer.save(folder)
+
+
+def _names(config: ModelConfig, column: int) -> dict[str, str]:
+    """Our modules' names and theirs, a column of the tables above."""
+    hf = column == HUGGING_FACE
+    theirs = {"model": "model.", "layers": "layers"} if hf else {"model": "", "layers": "blocks"}
+    convolution = "conv.conv_layers.{}" if config.subsampler == "conv1d_glu" else "conv{}"
+    first = 0 if config.subsampler == "conv1d_glu" else 1
+    names = {
+        f"encoder.subsampling.convolutions.{i}": f"{theirs['model']}encoder.{convolution.format(first + i)}"
+        for i in range(2)
+    }
+    stacks = (
+        ("encoder", config.encoder_layers, ENCODER_ATTENTION),
+        ("decoder", config.decoder_layers, DECODER_ATTENTION),
+    )
+    for stack, depth, attentions in stacks:
+        for i in range(depth):
+            ours, other = f"{stack}.layers.{i}", f"{theirs['model']}{stack}.{theirs['layers']}.{i}"
+            for attention in attentions:
+                norm = f"{attention[column]}_layer_norm" if hf else f"{attention[column]}_ln"
+                names[f"{ours}.{attention[0]}_residual.norm"] = f"{other}.{norm}"
+                for projection in PROJECTIONS:
+                    names[f"{ours}.{attention[0]}.{projection[0]}"] = (
+                        f"{other}.{attention[column]}.{projection[column]}"
+                    )
+            for module in FEED_FORWARD:
+                names[f"{ours}.{module[0]}"] = f"{other}.{module[column]}"
+    names["encoder.norm"] = "model.encoder.layer_norm" if hf else "encoder.ln_post"
+    names["decoder.norm"] = "model.decoder.layer_norm" if hf else "decoder.ln"
+    names["decoder.embedding"] = "model.decoder.embed_tokens" if hf else "decoder.token_embedding"
+    if config.positions_of_decoder == "learned":
+        names["decoder.positions.table"] = "model.decoder.embed_positions" if hf else "decoder.positions.table"
+    return names
+
+
+def _built(
+    features: FeatureConfig, config: ModelConfig, tokenizer: Tokenizer, weights: dict[str, Tensor], column: int
+) -> SpeechModel:
+    """The model with their weights. Raises ValueError for one that is missing or of another shape."""
+    with WithoutStartValues():
+        transformer = Transformer(config)
+    names = _names(config, column)
+    state = {}
+    for name, parameter in transformer.state_dict().items():
+        module, _, kind = name.rpartition(".")
+        if module == "decoder.output":
+            module = "decoder.embedding"
+        theirs = f"{names[module]}.{kind}"
+        if theirs not in weights:
+            raise ValueError(f"{theirs} is missing")
+        if weights[theirs].shape != parameter.shape:
+            raise ValueError(f"{theirs} is {tuple(weights[theirs].shape)}, not {tuple(parameter.shape)}")
+        state[name] = weights[theirs].float()
+    transformer.load_state_dict(state)
+    positions = weights.get(ENCODER_POSITIONS[column])
+    if positions is not None and not torch.allclose(
+        positions.float(), sinusoids_in_halves(*positions.shape), atol=1e-2
+    ):
+        raise ValueError(f"{ENCODER_POSITIONS[column]} holds no sinusoids")
+    return SpeechModel(features, transformer, tokenizer, "english").eval()
+
+
+def _from_openai(source: Path, vocabulary: str | Path | None, language: str, task: str) -> SpeechModel:
+    checkpoint = torch.load(source, map_location="cpu", weights_only=True)
+    dims, weights = checkpoint["dims"], checkpoint["model_state_dict"]
+    if (dims["n_audio_state"], dims["n_audio_head"]) != (dims["n_text_state"], dims["n_text_head"]):
+        raise ValueError("its encoder and decoder are of different widths")
+    if vocabulary is None:
+        name = "gpt2.tiktoken" if dims["n_vocab"] == 51864 else "multilingual.tiktoken"
+        vocabulary = source.parent / name
+    tokenizer = WhisperTokenizer.from_file(vocabulary, dims["n_vocab"])
+    shape = {
+        "input_dim": dims["n_mels"],
+        "d_model": dims["n_audio_state"],
+        "encoder_layers": dims["n_audio_layer"],
+        "decoder_layers": dims["n_text_layer"],
+        "num_heads": dims["n_audio_head"],
+        "ffn_dim": 4 * dims["n_audio_state"],
+        "max_positions": dims["n_text_ctx"],
+    }
+    weights = {**weights, "decoder.positions.table.weight": weights["decoder.positional_embedding"]}
+    config = _whisper_config(shape, tokenizer, tokenizer.prompt(language, task))
+    return _built(_whisper_features(shape["input_dim"]), config, tokenizer, weights, OPENAI)
+
+
+def _whisper_features(bands: int) -> FeatureConfig:
+    return FeatureConfig("whisper", dim=bands, pad_seconds=30.0)
+
+
+def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, prompt: list[int]) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=len(tokenizer),
+        activation="gelu",
+        key_bias=False,
+        positions="sinusoidal_halves",
+        decoder_positions="learned",
+        scale_embedding=False,
+        output_bias=False,
+        ctc=False,
+        prompt=tuple(prompt),
+        eos=tokenizer.eos,
+        suppressed=tuple(tokenizer.suppressed()),
+        suppressed_first=tuple(tokenizer.suppressed_first()),
+        subsampler="conv1d",
+        subsampling=2,
+        dropout=0.0,
+        **shape,
+    )
+
+
+def _from_hugging_face(source: Path, vocabulary: str | Path | None, language: str, task: str) -> SpeechModel:
+    described = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    weights = load_file(source / "model.safetensors")
+    kind = described.get("model_type")
+    if kind not in ("whisper", "speech_to_text"):
+        raise ValueError(f"model_type {kind!r} is neither whisper nor speech_to_text")
+    same = (("encoder_attention_heads", "decoder_attention_heads"), ("encoder_ffn_dim", "decoder_ffn_dim"))
+    for ours, theirs in same:
+        if described[ours] != described[theirs]:
+            raise ValueError(f"{ours} and {theirs} differ")
+    shape = {
+        "d_model": described["d_model"],
+        "encoder_layers": described["encoder_layers"],
+        "decoder_layers": described["decoder_layers"],
+        "num_heads": described["encoder_attention_heads"],
+        "ffn_dim": described["encoder_ffn_dim"],
+        "max_positions": described["max_target_positions"],
+    }
+    if kind == "whisper":
+        tokenizer = _whisper_tokenizer(source, vocabulary, described["vocab_size"])
+        shape["input_dim"] = described["num_mel_bins"]
+        config = _whisper_config(shape, tokenizer, tokenizer.prompt(language, task))
+        return _built(_whisper_features(shape["input_dim"]), config, tokenizer, weights, HUGGING_FACE)
+    tokenizer = Speech2TextTokenizer.load(source)
+    config = ModelConfig(
+        vocab_size=described["vocab_size"],
+        input_dim=described["input_feat_per_channel"] * described["input_channels"],
+        activation=described["activation_function"],
+        positions="sinusoidal_halves",
+        first_position=described["pad_token_id"] + 1,
+        scale_embedding=described["scale_embedding"],
+        output_bias=False,
+        ctc=False,
+        prompt=(described["decoder_start_token_id"],),
+        eos=described["eos_token_id"],
+        suppressed=(described["bos_token_id"], described["pad_token_id"]),
+        subsampler="conv1d_glu",
+        subsampling=4,
+        subsampling_channels=described["conv_channels"],
+        dropout=0.0,
+        **shape,
+    )
+    features = FeatureConfig("kaldi", dim=config.input_dim, normalization="cmvn")
+    return _built(features, config, tokenizer, weights, HUGGING_FACE)
+
+
+def _whisper_tokenizer(source: Path, vocabulary: str | Path | None, vocab_size: int) -> WhisperTokenizer:
+    if vocabulary is None and (source / WhisperTokenizer.file_name).is_file():
+        return WhisperTokenizer.load(source)
+    return WhisperTokenizer.from_file(vocabulary or source / "vocab.json", vocab_size)
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "d_model": config.d_model,
+        "vocab_size": config.vocab_size,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "encoder_attention_heads": config.num_heads,
+        "decoder_attention_heads": config.num_heads,
+        "encoder_ffn_dim": config.ffn_dim,
+        "decoder_ffn_dim": config.ffn_dim,
+        "max_target_positions": config.max_positions,
+        "activation_function": config.activation,
+        "scale_embedding": config.scale_embedding,
+        "decoder_start_token_id": config.prompt[0],
+        "eos_token_id": config.eos,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": True,
+    }
+
+
+def _whisper_description(model: SpeechModel) -> dict[str, Any]:
+    config, features = model.transformer.config, model.front_end.config
+    frames = round(features.pad_seconds * features.frames_per_second) // 2
+    tokens = {"bos_token_id": config.eos, "pad_token_id": config.eos}
+    return {
+        "model_type": "whisper",
+        "architectures": ["WhisperForConditionalGeneration"],
+        "num_mel_bins": config.input_dim,
+        "max_source_positions": frames,
+        **_shape(config),
+        **tokens,
+    }
+
+
+def _speech2text_description(model: SpeechModel) -> dict[str, Any]:
+    config = model.transformer.config
+    bos, pad = config.suppressed
+    return {
+        "model_type": "speech_to_text",
+        "architectures": ["Speech2TextForConditionalGeneration"],
+        "input_feat_per_channel": config.input_dim,
+        "input_channels": 1,
+        "conv_channels": config.subsampling_channels,
+        "conv_kernel_sizes": [5, 5],
+        "num_conv_layers": 2,
+        "max_source_positions": 6000,
+        **_shape(config),
+        "bos_token_id": bos,
+        "pad_token_id": pad,
+    }

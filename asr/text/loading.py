@@ -1,0 +1,19 @@
+"""The tokenizer of a folder, whichever kind it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from asr.text.speech2text import Speech2TextTokenizer
+from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer
+from asr.text.whisper import WhisperTokenizer
+
+KINDS = (CharTokenizer, BPETokenizer, WhisperTokenizer, Speech2TextTokenizer)
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer in a model folder. Raises FileNotFoundError where there is none."""
+    for kind in KINDS:
+        if (Path(folder) / kind.file_name).is_file():
+            return kind.load(folder)
+    raise FileNotFoundError(f"{folder}: no tokenizer ({', '.join(kind.file_name for kind in KINDS)})")

@@ -1,0 +1,152 @@
+"""Whisper's tokenizer: byte-level BPE, and after it the tokens that say what is to be written (Radford et al. 2022)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+from asr.text.tokenizer import Tokenizer
+
+PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # GPT-2's words
+LANGUAGES = (  # noqa: SIM905
+    "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg lt la mi ml "
+    "cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu am "
+    "yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su yue"
+).split()
+TASKS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
+TIMESTAMPS = 1501  # 0 to 30 s in steps of 0.02 s
+# signs that stand for sounds and speakers, not for speech
+SYMBOLS = [
+    *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
+    "<<",
+    ">>",
+    "<<<",
+    ">>>",
+    "--",
+    "---",
+    "-(",
+    "-[",
+    "('",
+    '("',
+    "((",
+    "))",
+]
+SYMBOLS += ["(((", ")))", "[[", "]]", "{{", "}}", "♪♪", "♪♪♪"]
+NOTES = [*"♩♪♫♬♭♮♯"]
+
+
+class WhisperTokenizer(Tokenizer):
+    """Bytes of UTF-8, `tokens` by their ids; then `<|endoftext|>`, `<|startoftranscript|>`, languages, tasks, times."""
+
+    file_name = "whisper.json"
+
+    def __init__(self, tokens: list[bytes], languages: int = 99):
+        if len(set(tokens)) != len(tokens) or not 0 <= languages <= len(LANGUAGES):
+            raise ValueError("tokens must be distinct, languages no more than Whisper has")
+        self.tokens = tokens
+        names = ["endoftext", "startoftranscript", *LANGUAGES[:languages], *TASKS]
+        self.special = {name: i for i, name in enumerate(names, len(tokens))}
+        self.languages = languages
+
+    @classmethod
+    def from_file(cls, path: str | Path, vocab_size: int) -> WhisperTokenizer:
+        """The tokenizer of a model with `vocab_size` tokens from its `.tiktoken` file or its `vocab.json`.
+
+        Raises ValueError for a file that does not go with that size."""
+        path = Path(path)
+        if path.suffix == ".json":
+            ids = json.loads(path.read_text(encoding="utf-8"))
+            plain = _byte_of_character()
+            kept = [piece for piece, _ in sorted(ids.items(), key=lambda item: item[1]) if not piece.startswith("<|")]
+            try:
+                tokens = [bytes(plain[character] for character in piece) for piece in kept]
+            except KeyError as error:
+                raise ValueError(f"{path}: no byte-level vocabulary ({error} in it)") from None
+        else:
+            lines = [line.split() for line in path.read_text().splitlines() if line]
+            tokens = [base64.b64decode(token) for token, _ in sorted(lines, key=lambda line: int(line[1]))]
+        languages = vocab_size - len(tokens) - 2 - len(TASKS) - TIMESTAMPS
+        if not 0 <= languages <= len(LANGUAGES):
+            raise ValueError(f"{path}: {len(tokens)} tokens do not go with a model of {vocab_size}")
+        return cls(tokens, languages)
+
+    @property
+    def is_multilingual(self) -> bool:
+        return len(self.tokens) != 50256  # the models for English alone have GPT-2's vocabulary
+
+    def prompt(self, language: str = "en", task: str = "transcribe") -> list[int]:
+        """What the decoder reads first, without timestamps. Raises ValueError for what the model does not know."""
+        known = LANGUAGES[: self.languages]
+        if language not in known or task not in ("transcribe", "translate"):
+            raise ValueError(f"this model knows no {language!r} / {task!r}; languages: {', '.join(known)}")
+        if not self.is_multilingual:
+            if (language, task) != ("en", "transcribe"):
+                raise ValueError("this model transcribes English alone")
+            return [self.special["startoftranscript"], self.special["notimestamps"]]
+        return [self.special[name] for name in ("startoftranscript", language, task, "notimestamps")]
+
+    @property
+    def eos(self) -> int:
+        return self.special["endoftext"]
+
+    def suppressed(self) -> list[int]:
+        """Ids that a transcript does not have: special tokens, times, and signs that stand for no speech."""
+        found = set(range(self.eos + 1, len(self)))
+        found |= {self._encoding.encode_ordinary(text)[0] for text in (" -", " '")}
+        for symbol in SYMBOLS + NOTES:
+            for ids in (self._encoding.encode_ordinary(text) for text in (symbol, f" {symbol}")):
+                if len(ids) == 1 or symbol in NOTES:
+                    found.add(ids[0])
+        return sorted(found)
+
+    def suppressed_first(self) -> list[int]:
+        """Ids that do not begin a transcript: a space alone, the end."""
+        return [*self._encoding.encode_ordinary(" "), self.eos]
+
+    @cached_property
+    def _encoding(self):
+        try:
+            import tiktoken
+        except ImportError:
+            raise ValueError("Whisper's tokenizer needs tiktoken: pip install 'asr[whisper]'") from None
+        ranks = {token: rank for rank, token in enumerate(self.tokens)}
+        return tiktoken.Encoding("whisper", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+
+    def encode(self, text: str) -> list[int]:
+        """A transcript begins with a space, as in Whisper's training."""
+        return self._encoding.encode_ordinary(" " + text.strip())
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join(self.tokens[i] for i in ids if i < len(self.tokens)).decode("utf-8", errors="replace")
+
+    def begins_word(self, token: int) -> bool:
+        return token < len(self.tokens) and self.tokens[token].startswith(b" ")
+
+    def save(self, folder: str | Path) -> None:
+        tokens = [base64.b64encode(token).decode() for token in self.tokens]
+        text = json.dumps({"languages": self.languages, "tokens": tokens})
+        (Path(folder) / self.file_name).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> WhisperTokenizer:
+        saved = json.loads((Path(folder) / cls.file_name).read_text(encoding="utf-8"))
+        return cls([base64.b64decode(token) for token in saved["tokens"]], saved["languages"])
+
+    def __len__(self) -> int:
+        return len(self.tokens) + len(self.special) + TIMESTAMPS
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WhisperTokenizer) and (self.tokens, self.languages) == (other.tokens, other.languages)
+
+    def __hash__(self) -> int:
+        return hash((len(self.tokens), self.languages))
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2 writes bytes as characters: the printable ones of Latin-1 as they are, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
