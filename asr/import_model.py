@@ -10,6 +10,8 @@ import argparse
 
 from asr.commands import fail
 
+TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of Whisper's fallback
+
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -22,6 +24,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--vocabulary", help="Whisper's .tiktoken file or vocab.json (default: beside the weights)")
     parser.add_argument("--language", default="en", help="what a multilingual Whisper is told to hear (default: en)")
     parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English")
+    parser.add_argument(
+        "--window", type=float, default=30.0, help="seconds that Whisper's sounds are padded to; less is quicker"
+    )
     parser.add_argument("--dtype", default="float32", choices=["float32", "float16"], help="of the weights on disk")
     parser.add_argument("--export", action="store_true", help="the other way: a model folder to a Hugging Face folder")
     return parser
@@ -40,9 +45,9 @@ def main(argv: list[str] | None = None) -> None:
         if args.export:
             export_model(SpeechModel.load(args.source), args.out)
             return
-        model = import_model(args.source, args.vocabulary, args.language, args.task)
+        model = import_model(args.source, args.vocabulary, args.language, args.task, args.window)
         model.save(args.out, getattr(torch, args.dtype))
-        save_tuning(args.out, DecodeOptions(beam_size=5, ctc_weight=0.0))
+        save_tuning(args.out, DecodeOptions(beam_size=5, ctc_weight=0.0, fallback=TEMPERATURES))
     except (ValueError, OSError) as error:
         fail("asr.import_model", error)
 

@@ -81,6 +81,7 @@ class BeamSearch:
         self.lm = language_model if options.lm_weight else None
         ctc_log_probs = model.ctc_log_probs(memory) if options.ctc_weight else None
         self.ctc = None if ctc_log_probs is None else CTCPrefixScorer(ctc_log_probs, memory_lens, options.ctc_window)
+        self.generator = torch.Generator(memory.device).manual_seed(0) if options.temperature else None
         self.places = torch.arange(len(memory), device=memory.device)  # of the utterances in the batch
         self.found: list[list[Hypothesis]] = [[] for _ in range(len(memory))]
         self.running, self.ended = self._start(memory, memory_lens)
@@ -127,7 +128,10 @@ class BeamSearch:
         gains, decoder, lm = None, None, None
         if self.decoder is not None:
             gains, decoder = self.decoder.step(newest, now.decoder)
-            gains = gains * (1 - options.ctc_weight) if options.ctc_weight else gains
+            if options.temperature:  # the highest of these is a draw from the tempered distribution (Gumbel 1954)
+                gains = gains / options.temperature + self._gumbel(gains)
+            elif options.ctc_weight:
+                gains = gains * (1 - options.ctc_weight)
         if self.lm is not None:
             log_probs, lm = self.lm.step(newest, now.lm)
             log_probs = log_probs * options.lm_weight
@@ -176,6 +180,10 @@ class BeamSearch:
         self._forbid(score, step)
         tokens = torch.arange(score.shape[2], device=score.device).expand_as(score)
         return Ways(tokens, score, additive, ending)
+
+    def _gumbel(self, like: Tensor) -> Tensor:
+        uniform = torch.rand(like.shape, generator=self.generator, device=like.device)
+        return -(-uniform.clamp_(min=1e-20).log_()).log_()
 
     def _forbid(self, scores: Tensor, step: int) -> None:
         """Lowers `scores (B, W, V)` of tokens that cannot come next, in place."""

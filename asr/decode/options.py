@@ -22,6 +22,8 @@ class DecodeOptions:
     length_bonus: float = 0.0  # added to the score for each token
     max_repeats: int = 8  # times that a block of tokens may stand in a row: a loop ends there
     ctc_window: int = 0  # encoder frames around its place in time in which a hypothesis is scored by CTC; 0: all
+    temperature: float = 0.0  # of greedy search: above 0 each token is drawn from softmax(log-posteriors / temperature)
+    fallback: tuple[float, ...] = ()  # temperatures to try in turn where a transcript is doubtful (asr.decode.fallback)
     nbest: int = 1  # hypotheses returned per utterance; at most the beam size
 
     def __post_init__(self):
@@ -38,6 +40,11 @@ class DecodeOptions:
             raise ValueError(f"max_repeats must be at least 2, not {self.max_repeats}")
         if self.ctc_window < 0:
             raise ValueError(f"ctc_window must be positive, or 0 for all frames, not {self.ctc_window}")
+        object.__setattr__(self, "fallback", tuple(self.fallback))
+        if self.temperature < 0 or any(temperature <= 0 for temperature in self.fallback):
+            raise ValueError("temperature must not be negative, those of fallback must be positive")
+        if self.temperature and self.strategy != "greedy":
+            raise ValueError(f"temperature is for strategy greedy, not {self.strategy}")
         if not 1 <= self.nbest <= (1 if self.strategy == "greedy" else self.beam_size):
             raise ValueError(f"nbest must lie between 1 and the beam size, not {self.nbest}")
 

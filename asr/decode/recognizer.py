@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from asr.audio.reading import SAMPLE_RATE, AudioError, read_matrix, stream_audio
 from asr.decode.confidence import Calibration, word_confidences
 from asr.decode.ctc import hears_something
+from asr.decode.fallback import search_with_fallback
 from asr.decode.ngram import NGram
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.precision import with_precision
@@ -219,7 +220,7 @@ class Recognizer:
             heard = hears_something(transformer.ctc_log_probs(memory), memory_lens)
             memory_lens = memory_lens.masked_fill(~heard, 0)
         if self.ngram is None or options.strategy == "greedy":
-            return search_memory(transformer, memory, memory_lens, options, self.language_model)
+            return search_with_fallback(transformer, memory, memory_lens, options, self.language_model, self._text)
         all_of_them = replace(options, nbest=options.beam_size)
         found = search_memory(transformer, memory, memory_lens, all_of_them, self.language_model)
         rescored = (self.ngram.rescore(best, [self._text(h) for h in best], weight) for best in found)

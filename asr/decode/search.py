@@ -48,7 +48,14 @@ def search_memory(
         options = replace(options, ctc_weight=1.0)
     elif options.strategy == "rescore":
         return _rescored(model, memory, memory_lens, options, language_model)
-    return BeamSearch(model, memory, memory_lens, options, language_model).run()
+    found = BeamSearch(model, memory, memory_lens, options, language_model).run()
+    if options.temperature:  # what was drawn, by its own log-probability
+        scores = _attention_scores(model, memory, memory_lens, found)
+        return [
+            [Hypothesis(h.tokens, sum(ours), ours[:-1]) for h, ours in zip(*both, strict=True)]
+            for both in zip(found, scores, strict=True)
+        ]
+    return found
 
 
 def check_options(model: Transformer, options: DecodeOptions) -> None:
@@ -71,6 +78,22 @@ def _rescored(
     first = replace(options, ctc_weight=1.0, nbest=options.beam_size)
     first = replace(first, lm_weight=options.lm_weight / scale, length_bonus=options.length_bonus / scale)
     found = BeamSearch(model, memory, memory_lens, first, language_model).run()
+    scores = _attention_scores(model, memory, memory_lens, found)
+    rescored = []
+    for hypotheses, attention in zip(found, scores, strict=True):
+        best = []
+        for hypothesis, ours in zip(hypotheses, attention, strict=True):
+            score = w * hypothesis.score + (1 - w) * sum(ours)
+            steps = [w * c + (1 - w) * a for c, a in zip(hypothesis.token_scores, ours[:-1], strict=True)]
+            best.append(Hypothesis(hypothesis.tokens, score, steps))
+        rescored.append(sorted(best, key=lambda h: -h.score)[: options.nbest])
+    return rescored
+
+
+def _attention_scores(
+    model: Transformer, memory: Tensor, memory_lens: Tensor, found: list[list[Hypothesis]]
+) -> list[list[list[float]]]:
+    """The decoder's log-probability of every token of every hypothesis and of its end: one pass over all."""
     rows = torch.tensor([b for b, hypotheses in enumerate(found) for _ in hypotheses], device=memory.device)
     flat = [hypothesis for hypotheses in found for hypothesis in hypotheses]
     eos = model.config.eos
@@ -78,11 +101,5 @@ def _rescored(
     Y = pad_sequence(labels, batch_first=True, padding_value=eos).to(memory.device)
     log_probs = model.decoder(model.decoder.prompted(Y[:, :-1]), memory[rows], memory_lens[rows])
     log_probs = log_probs[:, len(model.config.prompt) - 1 :]
-    attention = log_probs.gather(2, Y[:, :, None])[:, :, 0].double().tolist()
-    rescored: list[list[Hypothesis]] = [[] for _ in found]
-    for b, hypothesis, ours in zip(rows.tolist(), flat, attention, strict=True):
-        size = len(hypothesis.tokens)
-        score = w * hypothesis.score + (1 - w) * sum(ours[: size + 1])
-        steps = [w * c + (1 - w) * a for c, a in zip(hypothesis.token_scores, ours[:size], strict=True)]
-        rescored[b].append(Hypothesis(hypothesis.tokens, score, steps))
-    return [sorted(hypotheses, key=lambda h: -h.score)[: options.nbest] for hypotheses in rescored]
+    scores = iter(log_probs.gather(2, Y[:, :, None])[:, :, 0].double().tolist())
+    return [[next(scores)[: len(hypothesis.tokens) + 1] for hypothesis in hypotheses] for hypotheses in found]

@@ -38,21 +38,27 @@ FEED_FORWARD = (
 ENCODER_ATTENTION = (("attention", "self_attn", "attn"),)
 DECODER_ATTENTION = (("self_attention", "self_attn", "attn"), ("cross_attention", "encoder_attn", "cross_attn"))
 HUGGING_FACE, OPENAI = 1, 2
+WINDOW = 30.0  # seconds that Whisper hears at once
 ENCODER_POSITIONS = {HUGGING_FACE: "model.encoder.embed_positions.weight", OPENAI: "encoder.positional_embedding"}
 
 
 def import_model(
-    source: str | Path, vocabulary: str | Path | None = None, language: str = "en", task: str = "transcribe"
+    source: str | Path,
+    vocabulary: str | Path | None = None,
+    language: str = "en",
+    task: str = "transcribe",
+    window: float = WINDOW,
 ) -> SpeechModel:
     """The model of an OpenAI `.pt` file, or of a Hugging Face folder of Whisper or Speech2Text.
 
     `vocabulary` is the file of Whisper's tokens, `.tiktoken` or `vocab.json`, by default the one beside the weights;
-    `language` and `task` are what a multilingual model is asked for. Raises ModelError saying what is wrong."""
+    `language` and `task` are what a multilingual model is asked for; `window`, in seconds, is what Whisper's sounds are
+    padded to: 30 in its training, less is quicker. Raises ModelError saying what is wrong."""
     source = Path(source)
     try:
         if source.is_dir():
-            return _from_hugging_face(source, vocabulary, language, task)
-        return _from_openai(source, vocabulary, language, task)
+            return _from_hugging_face(source, vocabulary, language, task, window)
+        return _from_openai(source, vocabulary, language, task, window)
     except FileNotFoundError as error:
         raise ModelError(f"{source}: {error.filename} is missing") from None
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
@@ -78,8 +84,7 @@ def export_model(model: SpeechModel, folder: str | Path) -> None:
     }
     is_whisper = config.subsampler == "conv1d"
     if is_whisper:
-        length = round(model.front_end.config.pad_seconds * model.front_end.config.frames_per_second) // 2
-        weights[ENCODER_POSITIONS[HUGGING_FACE]] = sinusoids_in_halves(length, config.d_model)
+        weights[ENCODER_POSITIONS[HUGGING_FACE]] = sinusoids_in_halves(_memory_frames(model), config.d_model)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     description = (_whisper_description if is_whisper else _speech2text_description)(model)
     (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
@@ -147,7 +152,7 @@ def _built(
     return SpeechModel(features, transformer, tokenizer, "english").eval()
 
 
-def _from_openai(source: Path, vocabulary: str | Path | None, language: str, task: str) -> SpeechModel:
+def _from_openai(source: Path, vocabulary: str | Path | None, language: str, task: str, window: float) -> SpeechModel:
     checkpoint = torch.load(source, map_location="cpu", weights_only=True)
     dims, weights = checkpoint["dims"], checkpoint["model_state_dict"]
     if (dims["n_audio_state"], dims["n_audio_head"]) != (dims["n_text_state"], dims["n_text_head"]):
@@ -167,11 +172,13 @@ def _from_openai(source: Path, vocabulary: str | Path | None, language: str, tas
     }
     weights = {**weights, "decoder.positions.table.weight": weights["decoder.positional_embedding"]}
     config = _whisper_config(shape, tokenizer, tokenizer.prompt(language, task))
-    return _built(_whisper_features(shape["input_dim"]), config, tokenizer, weights, OPENAI)
+    return _built(_whisper_features(shape["input_dim"], window), config, tokenizer, weights, OPENAI)
 
 
-def _whisper_features(bands: int) -> FeatureConfig:
-    return FeatureConfig("whisper", dim=bands, pad_seconds=30.0)
+def _whisper_features(bands: int, window: float) -> FeatureConfig:
+    if not 0 < window <= WINDOW:
+        raise ValueError(f"the window must be more than 0 and at most {WINDOW:.0f} s, not {window}")
+    return FeatureConfig("whisper", dim=bands, pad_seconds=window)
 
 
 def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, prompt: list[int]) -> ModelConfig:
@@ -195,7 +202,9 @@ def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, prompt: 
     )
 
 
-def _from_hugging_face(source: Path, vocabulary: str | Path | None, language: str, task: str) -> SpeechModel:
+def _from_hugging_face(
+    source: Path, vocabulary: str | Path | None, language: str, task: str, window: float
+) -> SpeechModel:
     described = json.loads((source / "config.json").read_text(encoding="utf-8"))
     weights = load_file(source / "model.safetensors")
     kind = described.get("model_type")
@@ -217,7 +226,7 @@ def _from_hugging_face(source: Path, vocabulary: str | Path | None, language: st
         tokenizer = _whisper_tokenizer(source, vocabulary, described["vocab_size"])
         shape["input_dim"] = described["num_mel_bins"]
         config = _whisper_config(shape, tokenizer, tokenizer.prompt(language, task))
-        return _built(_whisper_features(shape["input_dim"]), config, tokenizer, weights, HUGGING_FACE)
+        return _built(_whisper_features(shape["input_dim"], window), config, tokenizer, weights, HUGGING_FACE)
     tokenizer = Speech2TextTokenizer.load(source)
     config = ModelConfig(
         vocab_size=described["vocab_size"],
@@ -267,15 +276,19 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _memory_frames(model: SpeechModel) -> int:
+    """Of Whisper's whole window, whatever ours is: its own software pads to that."""
+    return round(WINDOW * model.front_end.config.frames_per_second) // model.transformer.config.subsampling
+
+
 def _whisper_description(model: SpeechModel) -> dict[str, Any]:
-    config, features = model.transformer.config, model.front_end.config
-    frames = round(features.pad_seconds * features.frames_per_second) // 2
+    config = model.transformer.config
     tokens = {"bos_token_id": config.eos, "pad_token_id": config.eos}
     return {
         "model_type": "whisper",
         "architectures": ["WhisperForConditionalGeneration"],
         "num_mel_bins": config.input_dim,
-        "max_source_positions": frames,
+        "max_source_positions": _memory_frames(model),
         **_shape(config),
         **tokens,
     }

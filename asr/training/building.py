@@ -9,6 +9,7 @@ from asr.model.transformer import Transformer
 from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer
 from asr.training.config import TokenizerConfig, TrainConfig
 
+CONFIG_OF_THE_VOCABULARY = ("prompt", "eos", "suppressed", "suppressed_first", "ctc")
 OF_THE_VOCABULARY = ("ctc.", "decoder.embedding.", "decoder.output.")
 
 
@@ -28,9 +29,12 @@ def build_model(config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
 def adapt_model(origin: SpeechModel, config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
     """The model `origin`, writing with `tokenizer`, with the dropout of `config` and its lowest layers frozen.
 
-    With another tokenizer than the model's own, what depends on the vocabulary begins anew. Raises ValueError where
-    there are fewer layers than are to be frozen."""
-    shape = replace(origin.transformer.config, vocab_size=len(tokenizer), dropout=config.model.dropout)
+    With another tokenizer than the model's own, what depends on the vocabulary begins anew, with a CTC head if `config`
+    has one. Raises ValueError where there are fewer layers than are to be frozen."""
+    shape = replace(origin.transformer.config, dropout=config.model.dropout)
+    if tokenizer != origin.tokenizer:
+        of_the_vocabulary = {name: getattr(config.model, name) for name in CONFIG_OF_THE_VOCABULARY}
+        shape = replace(shape, vocab_size=len(tokenizer), **of_the_vocabulary)
     if config.freeze_layers > shape.encoder_layers:
         raise ValueError(f"freeze_layers={config.freeze_layers}: {config.init_from} has {shape.encoder_layers} layers")
     model = SpeechModel(origin.front_end.config, Transformer(shape), tokenizer, config.data.normalizer)

@@ -25,6 +25,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from asr.audio.features import RunningStatistics
 from asr.corpus import iterate
 from asr.decode.precision import best_precision
+from asr.decode.search import check_options
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer
 from asr.training.averaging import average_checkpoints
@@ -60,6 +61,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(out)
     model = adapt_model(origin, config, tokenizer) if origin else build_model(config, tokenizer)
+    check_options(model.transformer, config.validation)
     data.fit_to(model)
     trainer, updates = _trainer(config, data, out)
     if not last and not origin:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from asr.model.config import ModelConfig
-from asr.model.positions import Positions, rotate, sinusoids
+from asr.model.positions import Positions, rotate, sinusoids, sinusoids_in_halves
 
 
 def test_the_third_position_of_four_dimensions():
@@ -18,6 +18,23 @@ def test_each_entry_is_the_papers_formula():
             angle = pos / 10000 ** (2 * i / 16)
             assert table[pos, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-5)
             assert table[pos, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-5)
+
+
+def test_in_halves_all_sines_come_first_and_the_slowest_angle_is_a_ten_thousandth():
+    table = sinusoids_in_halves(50, 16, offset=2)
+    for pos in (0, 1, 49):
+        for i in range(8):
+            angle = (pos + 2) / 10000 ** (i / 7)
+            assert table[pos, i].item() == pytest.approx(math.sin(angle), abs=1e-5)
+            assert table[pos, 8 + i].item() == pytest.approx(math.cos(angle), abs=1e-5)
+
+
+def test_positions_begin_where_the_configuration_says():
+    config = ModelConfig(
+        positions="sinusoidal_halves", first_position=2, d_model=16, num_heads=2, scale_embedding=False
+    )
+    x = Positions(config).eval()(torch.zeros(1, 5, 16), offset=3)
+    torch.testing.assert_close(x[0], sinusoids_in_halves(5, 16, offset=5))
 
 
 def test_low_dimensions_turn_fastest():

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from asr.model.config import ModelConfig
-from asr.model.subsampling import ConvSubsampling
+from asr.model.subsampling import Conv1dSubsampling, ConvSubsampling
 
 
 def subsampler(factor: int) -> ConvSubsampling:
@@ -37,3 +37,16 @@ def test_an_utterance_too_short_has_length_zero(factor, frames):
 def test_too_narrow_an_input_is_refused():
     with pytest.raises(ValueError, match="model.input_dim=8"):
         ConvSubsampling(ModelConfig(input_dim=8, subsampling=8))
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("conv1d", 2), ("conv1d_glu", 4)])
+def test_over_time_alone_every_frame_counts_from_the_first(kind, factor):
+    config = ModelConfig(d_model=16, num_heads=2, subsampler=kind, subsampling=factor, subsampling_channels=12)
+    x, lens = Conv1dSubsampling(config).eval()(torch.randn(3, 101, 80), torch.tensor([101, 100, 1]))
+    assert x.shape == (3, lens[0], 16)
+    assert lens.tolist() == [-(-101 // factor), -(-100 // factor), 1]
+
+
+def test_a_subsampler_by_another_factor_than_its_own_is_refused():
+    with pytest.raises(ValueError, match="model.subsampler=conv1d does not subsample by 4"):
+        ModelConfig(subsampler="conv1d", subsampling=4)

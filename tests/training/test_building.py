@@ -1,8 +1,14 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 import asr
+from asr.audio.features import FeatureConfig
+from asr.model.config import ModelConfig
 from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from asr.text.tokenizer import CharTokenizer
 from asr.training.building import adapt_model, build_tokenizer
 from asr.training.config import TokenizerConfig
 from asr.training.run import train
@@ -48,3 +54,54 @@ def test_with_a_new_tokenizer_what_depends_on_the_vocabulary_begins_anew(corpus,
 def test_freezing_what_is_not_there_is_refused(corpus, trained, tmp_path, wrong):  # noqa: F811
     with pytest.raises(ValueError, match="freeze_layers|new_tokenizer"):
         train(options(corpus, tmp_path / "exp", *(word.format(trained[0]) for word in wrong)))
+
+
+@pytest.fixture
+def without_ctc(tmp_path):
+    """A model of Whisper's form that writes characters after a prompt of two tokens."""
+    tokenizer = CharTokenizer.train(TEXTS)
+    config = ModelConfig(
+        vocab_size=len(tokenizer),
+        input_dim=40,
+        d_model=32,
+        ffn_dim=64,
+        encoder_layers=1,
+        decoder_layers=1,
+        ctc=False,
+        output_bias=False,
+        key_bias=False,
+        prompt=(2, 0),
+        subsampler="conv1d",
+        subsampling=2,
+        positions="sinusoidal_halves",
+        decoder_positions="learned",
+        max_positions=60,
+    )
+    features = FeatureConfig("whisper", 40, pad_seconds=2.0)
+    folder = tmp_path / "without_ctc"
+    SpeechModel(features, Transformer(config), tokenizer).save(folder)
+    return folder
+
+
+def test_a_model_without_a_ctc_head_is_fine_tuned_by_attention_alone(corpus, without_ctc, tmp_path):  # noqa: F811
+    settings = [f"init_from={without_ctc}", "epochs=1", "optimizer.lr=1e-3", "validation.strategy=greedy"]
+    settings += ["validation.beam_size=1"]
+    folder, _ = train(options(corpus, tmp_path / "exp", *settings))
+    before, after = SpeechModel.load(without_ctc), SpeechModel.load(folder)
+    assert after.transformer.config == replace(before.transformer.config, dropout=after.transformer.config.dropout)
+    moved = [
+        n for n, w in after.transformer.state_dict().items() if not torch.equal(w, before.transformer.state_dict()[n])
+    ]
+    assert len(moved) == len(after.transformer.state_dict())
+
+
+def test_a_validation_that_needs_ctc_is_refused_before_the_training(corpus, without_ctc, tmp_path):  # noqa: F811
+    with pytest.raises(ValueError, match="no CTC head"):
+        train(options(corpus, tmp_path / "exp", f"init_from={without_ctc}"))
+
+
+def test_with_a_new_tokenizer_it_gets_a_ctc_head(corpus, without_ctc, tmp_path):  # noqa: F811
+    config = options(corpus, tmp_path, f"init_from={without_ctc}", "new_tokenizer=true")
+    model = adapt_model(SpeechModel.load(without_ctc), config, build_tokenizer(TokenizerConfig("bpe", 24), TEXTS))
+    assert model.transformer.ctc.out_features == 24
+    assert model.transformer.config.prompt == (2,)

@@ -1,0 +1,49 @@
+"""A second try for doubtful transcripts: tokens drawn at rising temperatures (Radford et al. 2022, section 4.5)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.search import search_memory
+from asr.model.language_model import LanguageModel
+from asr.model.transformer import Transformer
+
+MOST_COMPRESSED = 2.4  # bytes of text to bytes that zlib packs them into: a text beyond it repeats itself
+LEAST_LIKELY = -1.0  # mean log-probability of a token
+
+
+def is_doubtful(text: str, hypothesis: Hypothesis) -> bool:
+    """Whether a transcript repeats itself, or its tokens are unlikely; an empty one is neither."""
+    if not text:
+        return False
+    written = text.encode()
+    mean = hypothesis.score / (len(hypothesis.tokens) + 1)
+    return len(written) / len(zlib.compress(written)) > MOST_COMPRESSED or mean < LEAST_LIKELY
+
+
+def search_with_fallback(
+    model: Transformer,
+    memory: Tensor,
+    memory_lens: Tensor,
+    options: DecodeOptions,
+    language_model: LanguageModel | None,
+    text: Callable[[Hypothesis], str],
+) -> list[list[Hypothesis]]:
+    """`search_memory`; then, for the utterances whose best hypothesis is doubtful as `text` writes it, tokens drawn at
+    each temperature of `options.fallback` in turn, until none is doubtful. What was drawn last stays."""
+    found = search_memory(model, memory, memory_lens, options, language_model)
+    for temperature in options.fallback:
+        again = [b for b, best in enumerate(found) if is_doubtful(text(best[0]), best[0])]
+        if not again:
+            break
+        rows = torch.tensor(again, device=memory.device)
+        drawing = replace(options, strategy="greedy", temperature=temperature, nbest=1)
+        for b, drawn in zip(again, search_memory(model, memory[rows], memory_lens[rows], drawing), strict=True):
+            found[b] = drawn
+    return found

@@ -1,0 +1,77 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from asr.decode import DecodeOptions, Hypothesis, search
+from asr.decode.fallback import is_doubtful, search_with_fallback
+from asr.model.config import ModelConfig
+from asr.model.transformer import Transformer
+
+
+@pytest.fixture
+def model() -> Transformer:
+    torch.manual_seed(3)
+    return Transformer(ModelConfig(d_model=32, ffn_dim=64, encoder_layers=1, decoder_layers=1)).eval()
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "expected"),
+    [
+        ("it was the best of times it was the worst of times", -1.0, False),
+        ("it was the best of times", -11.0, True),  # ten tokens with the end
+        ("la la la la la la la la la la la la la la la la la la la la la la la la", -1.0, True),
+        ("", -99.0, False),
+    ],
+)
+def test_what_repeats_itself_or_is_unlikely_is_doubtful(text, score, expected):
+    assert is_doubtful(text, Hypothesis([5] * 9, score)) == expected
+
+
+def test_only_the_doubtful_are_drawn_anew_and_what_was_drawn_last_stays(model):
+    memory, lens = torch.randn(3, 12, 32), torch.tensor([12, 9, 12])
+    options = DecodeOptions(beam_size=2, ctc_weight=0.0, fallback=(0.5, 1.0))
+    before = search_with_fallback(model, memory, lens, replace(options, fallback=()), None, lambda h: "")
+
+    def text(hypothesis: Hypothesis) -> str:
+        return "a" * 400 if hypothesis.tokens == before[1][0].tokens else ""  # nothing said is never doubtful
+
+    after = search_with_fallback(model, memory, lens, options, None, text)
+    assert [best[0].tokens for best in after][::2] == [best[0].tokens for best in before][::2]
+    assert after[1][0].tokens != before[1][0].tokens
+
+
+def test_draws_follow_the_tempered_distribution(model):
+    """The first token of many draws from one memory, against the decoder's own posteriors."""
+    n, temperature = 4000, 0.7
+    X = torch.randn(1, 60, 80).expand(n, -1, -1)
+    options = DecodeOptions("greedy", beam_size=1, temperature=temperature)
+    with torch.inference_mode():
+        memory, lens = model.encoder(X[:1], torch.tensor([60]))
+        log_probs = model.decoder(torch.tensor([[2]]), memory, lens)[0, 0]
+        log_probs[[0, 2]] = -torch.inf
+        expected = (log_probs / temperature).softmax(dim=0)
+    found = search(model, X, torch.full((n,), 60), options)
+    first = torch.tensor([best[0].tokens[0] if best[0].tokens else 3 for best in found])
+    drawn = torch.bincount(first, minlength=32) / n
+    assert (drawn - expected).abs().sum() < 0.12
+
+
+def test_a_draw_has_its_own_log_probability_and_comes_again(model):
+    X, lens = torch.randn(2, 60, 80), torch.tensor([60, 60])
+    options = DecodeOptions("greedy", beam_size=1, temperature=1.0)
+    found, again = search(model, X, lens, options), search(model, X, lens, options)
+    assert found == again
+    with torch.inference_mode():
+        memory, memory_lens = model.encoder(X, lens)
+        tokens = found[0][0].tokens
+        log_probs = model.decoder(torch.tensor([[2, *tokens]]), memory[:1], memory_lens[:1])[0]
+        score = sum(float(log_probs[i, token]) for i, token in enumerate([*tokens, 3]))
+    assert found[0][0].score == pytest.approx(score, abs=1e-4)
+
+
+def test_a_temperature_is_for_greedy_search():
+    with pytest.raises(ValueError, match="greedy"):
+        DecodeOptions("beam", temperature=0.5)
+    with pytest.raises(ValueError, match="positive"):
+        DecodeOptions(fallback=(0.0,))
