@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--vocabulary", help="Whisper's .tiktoken file or vocab.json (default: beside the weights)")
     parser.add_argument("--language", default="en", help="what a multilingual Whisper is told to hear (default: en)")
     parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English")
+    parser.add_argument("--timestamps", action="store_true", help="Whisper writes times, which become segments")
     parser.add_argument(
         "--window", type=float, default=30.0, help="seconds that Whisper's sounds are padded to; less is quicker"
     )
@@ -38,14 +39,15 @@ def main(argv: list[str] | None = None) -> None:
 
     from asr.decode.options import DecodeOptions
     from asr.decode.tuning import save_tuning
-    from asr.model.foreign import export_model, import_model
+    from asr.model.foreign import Wanted, export_model, import_model
     from asr.model.speech_model import SpeechModel
 
     try:
         if args.export:
             export_model(SpeechModel.load(args.source), args.out)
             return
-        model = import_model(args.source, args.vocabulary, args.language, args.task, args.window)
+        wanted = Wanted(args.language, args.task, args.timestamps, args.window)
+        model = import_model(args.source, args.vocabulary, wanted)
         model.save(args.out, getattr(torch, args.dtype))
         save_tuning(args.out, DecodeOptions(beam_size=5, ctc_weight=0.0, fallback=TEMPERATURES))
     except (ValueError, OSError) as error:

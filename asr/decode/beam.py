@@ -16,6 +16,7 @@ from torch import Tensor
 from asr.decode.ctc import NEVER, CTCPrefixScorer, PrefixState
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.repetition import Repetition
+from asr.decode.timestamps import forbid_untimely_
 from asr.decode.top import top_k
 from asr.model.cache import AttentionCache
 from asr.model.decoder import DecoderState
@@ -160,10 +161,11 @@ class BeamSearch:
     def _ways(self, gains: Tensor, dead: Tensor, step: int) -> Ways:
         """From what each token adds, `gains (B, W, V)`, overwritten here: of each hypothesis the W best ways."""
         additive = self.running.additive[:, :, None]
-        ending = (additive[:, :, 0] + gains[:, :, self.config.eos]).masked_fill_(dead, NEVER)
-        if not step and self.config.eos in self.config.suppressed_first:
-            ending = torch.full_like(ending, NEVER)
         self._forbid(gains, step)
+        if self.config.first_timestamp is not None:
+            forbid_untimely_(gains, self.running.tokens, self.config, NEVER)
+        ending = (additive[:, :, 0] + gains[:, :, self.config.eos]).masked_fill_(dead, NEVER)
+        gains[:, :, self.config.eos] = NEVER
         values, tokens = top_k(gains, min(self.options.beam_size, gains.shape[2]))
         additive = additive + values.double()
         score = additive.masked_fill(dead[:, :, None] | (values <= NEVER), NEVER)
@@ -176,8 +178,9 @@ class BeamSearch:
         additive = additive.expand_as(prefix) if gains is None else additive + gains.double()
         score = additive + self.options.ctc_weight * prefix
         score.masked_fill_(dead[:, :, None] | (prefix <= NEVER / 2), NEVER)
-        ending = score[:, :, self.config.eos].clone()
         self._forbid(score, step)
+        ending = score[:, :, self.config.eos].clone()
+        score[:, :, self.config.eos] = NEVER
         tokens = torch.arange(score.shape[2], device=score.device).expand_as(score)
         return Ways(tokens, score, additive, ending)
 
@@ -187,7 +190,6 @@ class BeamSearch:
 
     def _forbid(self, scores: Tensor, step: int) -> None:
         """Lowers `scores (B, W, V)` of tokens that cannot come next, in place."""
-        scores[:, :, self.config.eos] = NEVER
         scores.index_fill_(2, self.suppressed, NEVER)
         if not step:
             scores.index_fill_(2, self.suppressed_first, NEVER)

@@ -20,6 +20,7 @@ from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.precision import with_precision
 from asr.decode.search import check_options, search_memory
 from asr.decode.segments import LONGEST, Piece, cut_at_pauses
+from asr.decode.timestamps import stretches
 from asr.decode.tuning import load_tuning
 from asr.heap import keep_kernels, return_freed_blocks
 from asr.model.language_model import TextModel
@@ -198,7 +199,7 @@ class Recognizer:
             size = max(1, int(self.batch_seconds / longest))
             batch, pieces = pieces[:size], pieces[size:]
             for (job, piece), found in zip(batch, self.recognize([p.samples for _, p in batch]), strict=True):
-                job.segments.append(self._segment(piece, found))
+                job.segments += self._segments(piece, found)
             if progress:
                 progress(sum(len(piece.samples) for _, piece in batch) / self.rate)
         return_freed_blocks()
@@ -229,10 +230,15 @@ class Recognizer:
     def _text(self, hypothesis: Hypothesis) -> str:
         return self.model.tokenizer.decode(hypothesis.tokens).strip()
 
-    def _segment(self, piece: Piece, found: list[Hypothesis]) -> Segment:
-        texts = [(self._text(h), h.score) for h in found]
-        end = piece.start + len(piece.samples) / self.rate
-        return Segment(piece.start, end, texts[0][0], texts[0][1], texts, self._words(found[0]))
+    def _segments(self, piece: Piece, found: list[Hypothesis]) -> list[Segment]:
+        """One, or one for each stretch of the best hypothesis that has times of its own; each of those is one-best."""
+        seconds, segments = len(piece.samples) / self.rate, []
+        parts = stretches(found[0], self.model.transformer.config)
+        for begin, end, part in parts:
+            texts = [(self._text(h), h.score) for h in (found if len(parts) == 1 else [part])]
+            begin, end = (seconds if time is None else min(time, seconds) for time in (begin or 0.0, end))
+            segments.append(Segment(piece.start + begin, piece.start + end, *texts[0], texts, self._words(part)))
+        return segments
 
     def _words(self, hypothesis: Hypothesis) -> list[Word]:
         spans = self.model.tokenizer.words(hypothesis.tokens)

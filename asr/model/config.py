@@ -51,6 +51,7 @@ class ModelConfig:
     eos: int = EOS  # the token that ends a transcript
     suppressed: tuple[int, ...] = (BLANK, SOS)  # tokens that the decoder never writes
     suppressed_first: tuple[int, ...] = ()  # tokens that do not begin a transcript
+    first_timestamp: int | None = None  # the token of 0 s; it and all after it are times, if the decoder writes times
     subsampler: str = "conv2d"  # over time and frequency; conv1d: over time, GELU, by 2; conv1d_glu: over time, by 4
     subsampling: int = 4  # frames per encoder frame: 2, 4, 6 or 8
     subsampling_channels: int = 64

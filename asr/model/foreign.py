@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -42,23 +42,28 @@ WINDOW = 30.0  # seconds that Whisper hears at once
 ENCODER_POSITIONS = {HUGGING_FACE: "model.encoder.embed_positions.weight", OPENAI: "encoder.positional_embedding"}
 
 
-def import_model(
-    source: str | Path,
-    vocabulary: str | Path | None = None,
-    language: str = "en",
-    task: str = "transcribe",
-    window: float = WINDOW,
-) -> SpeechModel:
+class Wanted(NamedTuple):
+    """What a Whisper is imported for."""
+
+    language: str = "en"  # of the speech; what a multilingual model is told
+    task: str = "transcribe"  # or translate, into English
+    timestamps: bool = False  # whether it writes times, too
+    window: float = WINDOW  # seconds that sounds are padded to: 30 in its training, less is quicker
+
+
+DEFAULT = Wanted()
+
+
+def import_model(source: str | Path, vocabulary: str | Path | None = None, wanted: Wanted = DEFAULT) -> SpeechModel:
     """The model of an OpenAI `.pt` file, or of a Hugging Face folder of Whisper or Speech2Text.
 
-    `vocabulary` is the file of Whisper's tokens, `.tiktoken` or `vocab.json`, by default the one beside the weights;
-    `language` and `task` are what a multilingual model is asked for; `window`, in seconds, is what Whisper's sounds are
-    padded to: 30 in its training, less is quicker. Raises ModelError saying what is wrong."""
+    `vocabulary` is the file of Whisper's tokens, `.tiktoken` or `vocab.json`, by default the one beside the weights.
+    Raises ModelError saying what is wrong."""
     source = Path(source)
     try:
         if source.is_dir():
-            return _from_hugging_face(source, vocabulary, language, task, window)
-        return _from_openai(source, vocabulary, language, task, window)
+            return _from_hugging_face(source, vocabulary, wanted)
+        return _from_openai(source, vocabulary, wanted)
     except FileNotFoundError as error:
         raise ModelError(f"{source}: {error.filename} is missing") from None
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
@@ -152,7 +157,7 @@ def _built(
     return SpeechModel(features, transformer, tokenizer, "english").eval()
 
 
-def _from_openai(source: Path, vocabulary: str | Path | None, language: str, task: str, window: float) -> SpeechModel:
+def _from_openai(source: Path, vocabulary: str | Path | None, wanted: Wanted) -> SpeechModel:
     checkpoint = torch.load(source, map_location="cpu", weights_only=True)
     dims, weights = checkpoint["dims"], checkpoint["model_state_dict"]
     if (dims["n_audio_state"], dims["n_audio_head"]) != (dims["n_text_state"], dims["n_text_head"]):
@@ -171,8 +176,8 @@ def _from_openai(source: Path, vocabulary: str | Path | None, language: str, tas
         "max_positions": dims["n_text_ctx"],
     }
     weights = {**weights, "decoder.positions.table.weight": weights["decoder.positional_embedding"]}
-    config = _whisper_config(shape, tokenizer, tokenizer.prompt(language, task))
-    return _built(_whisper_features(shape["input_dim"], window), config, tokenizer, weights, OPENAI)
+    config = _whisper_config(shape, tokenizer, wanted)
+    return _built(_whisper_features(shape["input_dim"], wanted.window), config, tokenizer, weights, OPENAI)
 
 
 def _whisper_features(bands: int, window: float) -> FeatureConfig:
@@ -181,7 +186,7 @@ def _whisper_features(bands: int, window: float) -> FeatureConfig:
     return FeatureConfig("whisper", dim=bands, pad_seconds=window)
 
 
-def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, prompt: list[int]) -> ModelConfig:
+def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, wanted: Wanted) -> ModelConfig:
     return ModelConfig(
         vocab_size=len(tokenizer),
         activation="gelu",
@@ -191,10 +196,11 @@ def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, prompt: 
         scale_embedding=False,
         output_bias=False,
         ctc=False,
-        prompt=tuple(prompt),
+        prompt=tuple(tokenizer.prompt(wanted.language, wanted.task, wanted.timestamps)),
         eos=tokenizer.eos,
-        suppressed=tuple(tokenizer.suppressed()),
+        suppressed=tuple(tokenizer.suppressed(wanted.timestamps)),
         suppressed_first=tuple(tokenizer.suppressed_first()),
+        first_timestamp=tokenizer.first_timestamp if wanted.timestamps else None,
         subsampler="conv1d",
         subsampling=2,
         dropout=0.0,
@@ -202,9 +208,7 @@ def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, prompt: 
     )
 
 
-def _from_hugging_face(
-    source: Path, vocabulary: str | Path | None, language: str, task: str, window: float
-) -> SpeechModel:
+def _from_hugging_face(source: Path, vocabulary: str | Path | None, wanted: Wanted) -> SpeechModel:
     described = json.loads((source / "config.json").read_text(encoding="utf-8"))
     weights = load_file(source / "model.safetensors")
     kind = described.get("model_type")
@@ -225,8 +229,8 @@ def _from_hugging_face(
     if kind == "whisper":
         tokenizer = _whisper_tokenizer(source, vocabulary, described["vocab_size"])
         shape["input_dim"] = described["num_mel_bins"]
-        config = _whisper_config(shape, tokenizer, tokenizer.prompt(language, task))
-        return _built(_whisper_features(shape["input_dim"], window), config, tokenizer, weights, HUGGING_FACE)
+        config = _whisper_config(shape, tokenizer, wanted)
+        return _built(_whisper_features(shape["input_dim"], wanted.window), config, tokenizer, weights, HUGGING_FACE)
     tokenizer = Speech2TextTokenizer.load(source)
     config = ModelConfig(
         vocab_size=described["vocab_size"],

@@ -77,24 +77,29 @@ class WhisperTokenizer(Tokenizer):
     def is_multilingual(self) -> bool:
         return len(self.tokens) != 50256  # the models for English alone have GPT-2's vocabulary
 
-    def prompt(self, language: str = "en", task: str = "transcribe") -> list[int]:
-        """What the decoder reads first, without timestamps. Raises ValueError for what the model does not know."""
+    def prompt(self, language: str = "en", task: str = "transcribe", timestamps: bool = False) -> list[int]:
+        """What the decoder reads first. Raises ValueError for what the model does not know."""
         known = LANGUAGES[: self.languages]
         if language not in known or task not in ("transcribe", "translate"):
             raise ValueError(f"this model knows no {language!r} / {task!r}; languages: {', '.join(known)}")
-        if not self.is_multilingual:
-            if (language, task) != ("en", "transcribe"):
-                raise ValueError("this model transcribes English alone")
-            return [self.special["startoftranscript"], self.special["notimestamps"]]
-        return [self.special[name] for name in ("startoftranscript", language, task, "notimestamps")]
+        if not self.is_multilingual and (language, task) != ("en", "transcribe"):
+            raise ValueError("this model transcribes English alone")
+        told = [language, task] if self.is_multilingual else []
+        names = ["startoftranscript", *told, *([] if timestamps else ["notimestamps"])]
+        return [self.special[name] for name in names]
+
+    @property
+    def first_timestamp(self) -> int:
+        return self.special["notimestamps"] + 1
 
     @property
     def eos(self) -> int:
         return self.special["endoftext"]
 
-    def suppressed(self) -> list[int]:
-        """Ids that a transcript does not have: special tokens, times, and signs that stand for no speech."""
-        found = set(range(self.eos + 1, len(self)))
+    def suppressed(self, timestamps: bool = False) -> list[int]:
+        """Ids that a transcript does not have: special tokens, signs that stand for no speech, and times, unless they
+        are wanted."""
+        found = set(range(self.eos + 1, self.first_timestamp if timestamps else len(self)))
         found |= {self._encoding.encode_ordinary(text)[0] for text in (" -", " '")}
         for symbol in SYMBOLS + NOTES:
             for ids in (self._encoding.encode_ordinary(text) for text in (symbol, f" {symbol}")):

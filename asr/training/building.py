@@ -9,7 +9,7 @@ from asr.model.transformer import Transformer
 from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer
 from asr.training.config import TokenizerConfig, TrainConfig
 
-CONFIG_OF_THE_VOCABULARY = ("prompt", "eos", "suppressed", "suppressed_first", "ctc")
+CONFIG_OF_THE_VOCABULARY = ("prompt", "eos", "suppressed", "suppressed_first", "first_timestamp", "ctc")
 OF_THE_VOCABULARY = ("ctc.", "decoder.embedding.", "decoder.output.")
 
 

@@ -11,7 +11,7 @@ from asr.audio.features import FeatureConfig, FrontEnd
 from asr.decode import DecodeOptions, Recognizer
 from asr.import_model import main as import_command
 from asr.model.folder import ModelError
-from asr.model.foreign import export_model, import_model
+from asr.model.foreign import Wanted, export_model, import_model
 from asr.model.speech_model import SpeechModel
 from asr.text.speech2text import SPECIAL, Speech2TextTokenizer
 from asr.text.whisper import TASKS, TIMESTAMPS, WhisperTokenizer
@@ -127,7 +127,7 @@ def test_speech2texts_features_are_theirs():
 @torch.inference_mode()
 def test_whispers_encoder_and_logits_are_theirs(whisper):
     folder, theirs = whisper
-    model = import_model(folder, language="zh")
+    model = import_model(folder, wanted=Wanted("zh"))
     ours = model.transformer
     X = torch.randn(2, 3000, 80)
     Y = torch.randint(0, 266, (2, 7))
@@ -246,7 +246,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path, whisper, capsys)
         with pytest.raises(ModelError, match=message):
             import_model(source)
     with pytest.raises(ModelError, match="knows no 'xx'"):
-        import_model(folder, language="xx")
+        import_model(folder, wanted=Wanted("xx"))
     described = json.loads((folder / "config.json").read_text())
     for change, message in (
         ({"model_type": "bert"}, "neither whisper nor speech_to_text"),
