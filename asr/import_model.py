@@ -10,8 +10,6 @@ import argparse
 
 from asr.commands import fail
 
-TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of Whisper's fallback
-
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -37,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     import torch
 
-    from asr.decode.options import DecodeOptions
+    from asr.decode.options import IMPORTED
     from asr.decode.tuning import save_tuning
     from asr.model.foreign import Wanted, export_model, import_model
     from asr.model.speech_model import SpeechModel
@@ -49,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
         wanted = Wanted(args.language, args.task, args.timestamps, args.window)
         model = import_model(args.source, args.vocabulary, wanted)
         model.save(args.out, getattr(torch, args.dtype))
-        save_tuning(args.out, DecodeOptions(beam_size=5, ctc_weight=0.0, fallback=TEMPERATURES))
+        save_tuning(args.out, IMPORTED)
     except (ValueError, OSError) as error:
         fail("asr.import_model", error)
 

@@ -49,6 +49,10 @@ class DecodeOptions:
             raise ValueError(f"nbest must lie between 1 and the beam size, not {self.nbest}")
 
 
+# without CTC, and with the temperatures of Whisper's own decoding: for what `asr.model.foreign` imports
+IMPORTED = DecodeOptions(beam_size=5, ctc_weight=0.0, fallback=(0.2, 0.4, 0.6, 0.8, 1.0))
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One way to write an utterance."""

@@ -16,7 +16,7 @@ from asr.decode.confidence import Calibration, word_confidences
 from asr.decode.ctc import hears_something
 from asr.decode.fallback import search_with_fallback
 from asr.decode.ngram import NGram
-from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.options import IMPORTED, DecodeOptions, Hypothesis
 from asr.decode.precision import with_precision
 from asr.decode.search import check_options, search_memory
 from asr.decode.segments import LONGEST, Piece, cut_at_pauses
@@ -120,7 +120,8 @@ class Recognizer:
         if str(folder).startswith(FOREIGN):
             from asr.model.foreign import import_model
 
-            return cls(import_model(str(folder).removeprefix(FOREIGN)).to(device), **settings)
+            model = import_model(str(folder).removeprefix(FOREIGN)).to(device)
+            return cls(model, **({"options": IMPORTED} | settings))
         folder = Path(folder or resource("data", "models", "english"))
         return cls(SpeechModel.load(folder, device), **(load_tuning(folder)._asdict() | settings))
 
