@@ -46,8 +46,11 @@ def main(argv: list[str] | None = None) -> None:
         if args.write and not args.model:
             raise ValueError("--write needs --model: the model that ships is not changed")
         from asr.corpus import open_corpus
+        from asr.decode.recognizer import FOREIGN
         from asr.decode.tuning import save_tuning
 
+        if args.write and str(args.model).startswith(FOREIGN):
+            raise ValueError("--write needs a model folder: import the checkpoint first (asr.import_model)")
         recognizer, cuts = load_recognizer(args), open_corpus(args.corpus)
         axes = {name: getattr(args, f"{name}s") or [getattr(recognizer.options, name)] for name in AXES}
         options = best_options(recognizer, cuts, axes)

@@ -1,7 +1,7 @@
 """Features: waveforms to normalised log-mel filterbanks, in batches, on the device that the model is on.
 
 A frame is computed from real samples alone (no padding at the edges), so that the length of the batch never changes it.
-Whisper's and Kaldi's are there for the models that were trained on them.
+Whisper's features, which pad, and Kaldi's are there for the models that were trained on them.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class FrontEnd(nn.Module):
         if self.config.kind == "matrix":
             return lens
         if self.config.kind == "whisper":
-            shortest = round(self.config.pad_seconds * self.config.frames_per_second)
+            shortest = round(self.config.pad_seconds * SAMPLE_RATE) // self.hop
             return torch.div(lens, self.hop, rounding_mode="floor").clamp(min=shortest)
         return torch.div(lens - self.window, self.hop, rounding_mode="floor").clamp(min=-1) + 1
 

@@ -129,16 +129,15 @@ class BeamSearch:
         gains, decoder, lm = None, None, None
         if self.decoder is not None:
             gains, decoder = self.decoder.step(newest, now.decoder)
-            if options.temperature:  # the highest of these is a draw from the tempered distribution (Gumbel 1954)
-                gains = gains / options.temperature + self._gumbel(gains)
-            elif options.ctc_weight:
-                gains = gains * (1 - options.ctc_weight)
+            gains = gains * (1 - options.ctc_weight) if options.ctc_weight else gains
         if self.lm is not None:
             log_probs, lm = self.lm.step(newest, now.lm)
             log_probs = log_probs * options.lm_weight
             gains = log_probs if gains is None else gains + log_probs
         # all hypotheses are alike at first: one is enough
         dead = now.scores[:, :, -1] <= NEVER if step else (torch.arange(W, device=newest.device) > 0).expand_as(newest)
+        if options.temperature:  # a draw that has ended is not to be overtaken
+            dead = dead | (self.ended.score > NEVER)
         ways = self._ways_with_ctc(gains, dead, step) if self.ctc else self._ways(gains, dead, step)
         score = torch.where((step < self.limit)[:, None, None], ways.score + options.length_bonus, NEVER)
         # a hypothesis ends only where that is among the W best ways to go on: otherwise every prefix would be a
@@ -161,11 +160,18 @@ class BeamSearch:
     def _ways(self, gains: Tensor, dead: Tensor, step: int) -> Ways:
         """From what each token adds, `gains (B, W, V)`, overwritten here: of each hypothesis the W best ways."""
         additive = self.running.additive[:, :, None]
+        eos = self.config.eos
+        end = gains[:, :, eos].clone()
         self._forbid(gains, step)
         if self.config.first_timestamp is not None:
             forbid_untimely_(gains, self.running.tokens, self.config, NEVER)
-        ending = (additive[:, :, 0] + gains[:, :, self.config.eos]).masked_fill_(dead, NEVER)
-        gains[:, :, self.config.eos] = NEVER
+        if self.options.temperature:  # the highest of these is a draw from the tempered distribution (Gumbel 1954)
+            forbidden = gains <= NEVER
+            gains = (gains / self.options.temperature + self._gumbel(gains)).masked_fill_(forbidden, NEVER)
+        # at the limit a hypothesis ends, allowed or not
+        end = torch.where((step < self.limit)[:, None], gains[:, :, eos], end)
+        ending = (additive[:, :, 0] + end).masked_fill_(dead, NEVER)
+        gains[:, :, eos] = NEVER
         values, tokens = top_k(gains, min(self.options.beam_size, gains.shape[2]))
         additive = additive + values.double()
         score = additive.masked_fill(dead[:, :, None] | (values <= NEVER), NEVER)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asr.decode.options import DecodeOptions, Hypothesis
-from asr.decode.search import search_memory
+from asr.decode.search import attention_scores, search_memory
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
@@ -18,12 +18,11 @@ MOST_COMPRESSED = 2.4  # bytes of text to bytes that zlib packs them into: a tex
 LEAST_LIKELY = -1.0  # mean log-probability of a token
 
 
-def is_doubtful(text: str, hypothesis: Hypothesis) -> bool:
-    """Whether a transcript repeats itself, or its tokens are unlikely; an empty one is neither."""
+def is_doubtful(text: str, tokens: int, log_prob: float) -> bool:
+    """Whether a transcript of so many tokens repeats itself, or they are unlikely; an empty one is neither."""
     if not text:
         return False
-    written = text.encode()
-    mean = hypothesis.score / (len(hypothesis.tokens) + 1)
+    written, mean = text.encode(), log_prob / (tokens + 1)
     return len(written) / len(zlib.compress(written)) > MOST_COMPRESSED or mean < LEAST_LIKELY
 
 
@@ -36,10 +35,16 @@ def search_with_fallback(
     text: Callable[[Hypothesis], str],
 ) -> list[list[Hypothesis]]:
     """`search_memory`; then, for the utterances whose best hypothesis is doubtful as `text` writes it, tokens drawn at
-    each temperature of `options.fallback` in turn, until none is doubtful. What was drawn last stays."""
+    each temperature of `options.fallback` in turn, until none is doubtful. What was drawn last stays, alone."""
     found = search_memory(model, memory, memory_lens, options, language_model)
     for temperature in options.fallback:
-        again = [b for b, best in enumerate(found) if is_doubtful(text(best[0]), best[0])]
+        best = [hypotheses[0] for hypotheses in found]
+        scores = attention_scores(model, memory, memory_lens, [[hypothesis] for hypothesis in best])
+        doubtful = [
+            is_doubtful(text(hypothesis), len(hypothesis.tokens), sum(score))
+            for hypothesis, (score,) in zip(best, scores, strict=True)
+        ]
+        again = [b for b, doubt in enumerate(doubtful) if doubt]
         if not again:
             break
         rows = torch.tensor(again, device=memory.device)

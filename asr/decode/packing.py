@@ -14,7 +14,16 @@ from torch import Tensor, nn
 ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "swish"}  # as oneDNN calls them
 
 
-class PackedLinear(nn.Module):
+class Packed(nn.Module):
+    """A layer whose weights are laid out for good."""
+
+    def _save_to_state_dict(self, *args, **kwargs) -> None:
+        raise ValueError(
+            "a model that decodes in bfloat16 on a CPU is packed: load its folder again to save or change it"
+        )
+
+
+class PackedLinear(Packed):
     """An `nn.Linear`, followed by an activation of oneDNN's."""
 
     def __init__(self, linear: nn.Linear, activation: str = "none"):
@@ -27,7 +36,7 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "none")
 
 
-class PackedConv2d(nn.Module):
+class PackedConv2d(Packed):
     """An `nn.Conv2d` with padding of zeros, followed by an activation of oneDNN's."""
 
     def __init__(self, conv: nn.Conv2d, activation: str):

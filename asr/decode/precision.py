@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from asr.decode.packing import can_pack, pack
+from asr.decode.packing import Packed, can_pack, pack
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
@@ -30,6 +30,10 @@ def with_precision(model: Transformer | LanguageModel, precision: str) -> Transf
     device = next(model.parameters()).device
     if precision == "auto":
         precision = best_precision(device)
+    if any(isinstance(module, Packed) for module in model.modules()):
+        if precision == "bfloat16":
+            return model
+        raise ValueError("the model is packed for decoding in bfloat16: load its folder again for another precision")
     if precision == "bfloat16":
         model.to(torch.bfloat16)
         return pack(model) if can_pack(device) else model

@@ -18,7 +18,7 @@ from asr.decode.fallback import search_with_fallback
 from asr.decode.ngram import NGram
 from asr.decode.options import IMPORTED, DecodeOptions, Hypothesis
 from asr.decode.precision import with_precision
-from asr.decode.search import check_options, search_memory
+from asr.decode.search import check_options
 from asr.decode.segments import LONGEST, Piece, cut_at_pauses
 from asr.decode.timestamps import stretches
 from asr.decode.tuning import load_tuning
@@ -82,8 +82,8 @@ class Recognizer:
         calibration: Calibration | None = None,
     ):
         """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder, `ngram` a
-        file; `precision` (auto, float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place;
-        `calibration` is of the words' confidences.
+        file; `precision` (auto, float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place, for
+        good; `calibration` is of the words' confidences.
 
         Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
         if batch_seconds <= 0:
@@ -95,10 +95,12 @@ class Recognizer:
                 language_model = TextModel.load(language_model, model.device)
             if language_model.tokenizer != model.tokenizer:
                 raise ValueError("the language model writes other tokens than the model: train it with its tokenizer")
+            if language_model.transformer.config.eos != model.transformer.config.eos:
+                raise ValueError("the language model ends with another token than the model: train it anew")
             self.language_model = with_precision(language_model.transformer.eval(), precision)
         self.ngram = ngram if ngram is None or isinstance(ngram, NGram) else NGram(ngram)
         model.transformer = with_precision(model.transformer, precision)
-        self.options = options or DecodeOptions(ctc_weight=DecodeOptions.ctc_weight if model.transformer.ctc else 0.0)
+        self.options = options or (DecodeOptions() if model.transformer.ctc else IMPORTED)
         check_options(model.transformer, self.options)
         self.batch_seconds = batch_seconds
         self.calibration = calibration
@@ -120,8 +122,7 @@ class Recognizer:
         if str(folder).startswith(FOREIGN):
             from asr.model.foreign import import_model
 
-            model = import_model(str(folder).removeprefix(FOREIGN)).to(device)
-            return cls(model, **({"options": IMPORTED} | settings))
+            return cls(import_model(str(folder).removeprefix(FOREIGN)).to(device), **settings)
         folder = Path(folder or resource("data", "models", "english"))
         return cls(SpeechModel.load(folder, device), **(load_tuning(folder)._asdict() | settings))
 
@@ -224,7 +225,7 @@ class Recognizer:
         if self.ngram is None or options.strategy == "greedy":
             return search_with_fallback(transformer, memory, memory_lens, options, self.language_model, self._text)
         all_of_them = replace(options, nbest=options.beam_size)
-        found = search_memory(transformer, memory, memory_lens, all_of_them, self.language_model)
+        found = search_with_fallback(transformer, memory, memory_lens, all_of_them, self.language_model, self._text)
         rescored = (self.ngram.rescore(best, [self._text(h) for h in best], weight) for best in found)
         return [best[: options.nbest] for best in rescored]
 

@@ -50,7 +50,7 @@ def search_memory(
         return _rescored(model, memory, memory_lens, options, language_model)
     found = BeamSearch(model, memory, memory_lens, options, language_model).run()
     if options.temperature:  # what was drawn, by its own log-probability
-        scores = _attention_scores(model, memory, memory_lens, found)
+        scores = attention_scores(model, memory, memory_lens, found)
         return [
             [Hypothesis(h.tokens, sum(ours), ours[:-1]) for h, ours in zip(*both, strict=True)]
             for both in zip(found, scores, strict=True)
@@ -78,7 +78,7 @@ def _rescored(
     first = replace(options, ctc_weight=1.0, nbest=options.beam_size)
     first = replace(first, lm_weight=options.lm_weight / scale, length_bonus=options.length_bonus / scale)
     found = BeamSearch(model, memory, memory_lens, first, language_model).run()
-    scores = _attention_scores(model, memory, memory_lens, found)
+    scores = attention_scores(model, memory, memory_lens, found)
     rescored = []
     for hypotheses, attention in zip(found, scores, strict=True):
         best = []
@@ -90,7 +90,7 @@ def _rescored(
     return rescored
 
 
-def _attention_scores(
+def attention_scores(
     model: Transformer, memory: Tensor, memory_lens: Tensor, found: list[list[Hypothesis]]
 ) -> list[list[list[float]]]:
     """The decoder's log-probability of every token of every hypothesis and of its end: one pass over all."""

@@ -45,7 +45,7 @@ def cut_at_pauses(blocks: Iterator[np.ndarray], longest: float = LONGEST) -> Ite
     probabilities = speech_probabilities(window)
     while len(window):
         last = len(window) < size
-        for begin, end in _stretches(probabilities, last, _frames(longest)):
+        for begin, end in _stretches(probabilities, last, int(longest * SAMPLE_RATE / FRAME)):
             done = end
             if begin is not None:
                 first, stop = begin * FRAME, min(end * FRAME, len(window))

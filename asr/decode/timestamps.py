@@ -56,7 +56,7 @@ def stretches(hypothesis: Hypothesis, config: ModelConfig) -> list[Stretch]:
         time = None if at_end else STEP * (tokens[i] - config.first_timestamp)
         if i > first or (at_end and not found):
             scores = hypothesis.token_scores[first:i]
-            score = hypothesis.score if at_end and not found and begin is None else sum(scores)
+            score = hypothesis.score if at_end and not found else sum(scores)
             found.append(Stretch(begin, time, Hypothesis(tokens[first:i], score, scores)))
         begin, first = time, i + 1
     return found

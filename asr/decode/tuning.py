@@ -20,7 +20,7 @@ FILE, LANGUAGE_MODEL = "decoding.json", "lm"
 class Tuning(NamedTuple):
     """The fields are called as the arguments of `Recognizer`."""
 
-    options: DecodeOptions = DecodeOptions()
+    options: DecodeOptions | None = None  # None: the defaults
     calibration: Calibration | None = None
     language_model: Path | None = None  # its folder
 

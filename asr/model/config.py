@@ -22,7 +22,7 @@ CHOICES = {
 class ModelConfig:
     """A Transformer encoder-decoder with a convolutional subsampler and a CTC head.
 
-    Other toolkits' models are choices of it, too: `asr.model.whisper`, `asr.model.speech2text`."""
+    Other toolkits' models are choices of it, too (`asr.model.foreign`)."""
 
     vocab_size: int = 32  # V: blank, unknown, start and end included
     input_dim: int = 80  # d: width of the features
@@ -81,7 +81,9 @@ class ModelConfig:
             raise ValueError(f"model.subsampler={self.subsampler} does not subsample by {self.subsampling}")
         if not self.prompt:
             raise ValueError("model.prompt must name at least one token")
-        highest = max(*self.prompt, self.eos, *self.suppressed, *self.suppressed_first)
+        if self.ctc and self.eos != EOS:
+            raise ValueError(f"model.eos must be {EOS} where there is a CTC head")
+        highest = max(*self.prompt, self.eos, *self.suppressed, *self.suppressed_first, self.first_timestamp or 0)
         if highest >= self.vocab_size:
             raise ValueError(f"model: the special token {highest} is not one of model.vocab_size={self.vocab_size}")
         if self.conv_kernel % 2 == 0:

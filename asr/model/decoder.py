@@ -49,6 +49,7 @@ class TokenStack(nn.Module):
     def __init__(self, config: ModelConfig, layer: type[nn.Module]):
         super().__init__()
         self.config = config
+        self.register_buffer("prompt", torch.tensor(config.prompt), persistent=False)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
         self.positions = Positions(config, config.positions_of_decoder)
@@ -64,8 +65,7 @@ class TokenStack(nn.Module):
 
     def prompted(self, Y: Tensor) -> Tensor:
         """What to read in order to write `Y (B, U)`: the prompt of P tokens before it, `(B, P + U)`."""
-        prompt = torch.tensor(self.config.prompt, device=Y.device)
-        return torch.cat([prompt.expand(len(Y), -1), Y], dim=1)
+        return torch.cat([self.prompt.expand(len(Y), -1), Y], dim=1)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Whole sequences `(B, T')` -> `(B, T', D)`."""

@@ -5,6 +5,7 @@ as Hugging Face does. Their weights keep their values and change their names; wh
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ FEED_FORWARD = (
 ENCODER_ATTENTION = (("attention", "self_attn", "attn"),)
 DECODER_ATTENTION = (("self_attention", "self_attn", "attn"), ("cross_attention", "encoder_attn", "cross_attn"))
 HUGGING_FACE, OPENAI = 1, 2
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, EOFError, RuntimeError)
+UNREADABLE += (SafetensorError, pickle.UnpicklingError)
 WINDOW = 30.0  # seconds that Whisper hears at once
 ENCODER_POSITIONS = {HUGGING_FACE: "model.encoder.embed_positions.weight", OPENAI: "encoder.positional_embedding"}
 
@@ -49,6 +52,11 @@ class Wanted(NamedTuple):
     task: str = "transcribe"  # or translate, into English
     timestamps: bool = False  # whether it writes times, too
     window: float = WINDOW  # seconds that sounds are padded to: 30 in its training, less is quicker
+
+    @property
+    def normalizer(self) -> str:
+        """Of the text that it writes."""
+        return "english" if self.language == "en" or self.task == "translate" else "neutral"
 
 
 DEFAULT = Wanted()
@@ -65,11 +73,12 @@ def import_model(source: str | Path, vocabulary: str | Path | None = None, wante
             return _from_hugging_face(source, vocabulary, wanted)
         return _from_openai(source, vocabulary, wanted)
     except FileNotFoundError as error:
-        raise ModelError(f"{source}: {error.filename} is missing") from None
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{source}: {error.filename or 'model.safetensors'} is missing") from None
+    except UNREADABLE as error:
         if isinstance(error, ModelError):
             raise
-        raise ModelError(f"{source}: not a checkpoint that can be imported ({str(error).splitlines()[0]})") from None
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{source}: cannot be imported ({reason})") from None
 
 
 def export_model(model: SpeechModel, folder: str | Path) -> None:
@@ -77,17 +86,18 @@ def export_model(model: SpeechModel, folder: str | Path) -> None:
 
     Raises ModelError for a model that has not the form of Whisper or Speech2Text."""
     config, folder = model.transformer.config, Path(folder)
-    if config.subsampler not in ("conv1d", "conv1d_glu") or config.ctc or config.output_bias:
+    is_whisper = config.subsampler == "conv1d"
+    names, state = _names(config, HUGGING_FACE), model.transformer.state_dict()
+    state.pop("decoder.output.weight")  # the embedding
+    form = (config.positions, config.positions_of_decoder, config.norm_first, config.tie_output)
+    theirs = ("sinusoidal_halves", "learned" if is_whisper else "sinusoidal_halves", True, True)
+    if form != theirs or any(name.rpartition(".")[0] not in names for name in state):
         raise ModelError("only what has the form of Whisper or Speech2Text can be exported")
     folder.mkdir(parents=True, exist_ok=True)
-    names = _names(config, HUGGING_FACE)
-    weights = {
-        f"{names[module]}.{kind}": tensor.float().contiguous()
-        for name, tensor in model.transformer.state_dict().items()
-        for module, _, kind in [name.rpartition(".")]
-        if module in names
-    }
-    is_whisper = config.subsampler == "conv1d"
+    weights = {}
+    for name, tensor in state.items():
+        module, _, kind = name.rpartition(".")
+        weights[f"{names[module]}.{kind}"] = tensor.float().contiguous()
     if is_whisper:
         weights[ENCODER_POSITIONS[HUGGING_FACE]] = sinusoids_in_halves(_memory_frames(model), config.d_model)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -131,7 +141,12 @@ def _names(config: ModelConfig, column: int) -> dict[str, str]:
 
 
 def _built(
-    features: FeatureConfig, config: ModelConfig, tokenizer: Tokenizer, weights: dict[str, Tensor], column: int
+    features: FeatureConfig,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    weights: dict[str, Tensor],
+    column: int,
+    normalizer: str = "english",
 ) -> SpeechModel:
     """The model with their weights. Raises ValueError for one that is missing or of another shape."""
     with WithoutStartValues():
@@ -154,7 +169,7 @@ def _built(
         positions.float(), sinusoids_in_halves(*positions.shape), atol=1e-2
     ):
         raise ValueError(f"{ENCODER_POSITIONS[column]} holds no sinusoids")
-    return SpeechModel(features, transformer, tokenizer, "english").eval()
+    return SpeechModel(features, transformer, tokenizer, normalizer).eval()
 
 
 def _from_openai(source: Path, vocabulary: str | Path | None, wanted: Wanted) -> SpeechModel:
@@ -177,7 +192,9 @@ def _from_openai(source: Path, vocabulary: str | Path | None, wanted: Wanted) ->
     }
     weights = {**weights, "decoder.positions.table.weight": weights["decoder.positional_embedding"]}
     config = _whisper_config(shape, tokenizer, wanted)
-    return _built(_whisper_features(shape["input_dim"], wanted.window), config, tokenizer, weights, OPENAI)
+    return _built(
+        _whisper_features(shape["input_dim"], wanted.window), config, tokenizer, weights, OPENAI, wanted.normalizer
+    )
 
 
 def _whisper_features(bands: int, window: float) -> FeatureConfig:
@@ -230,7 +247,14 @@ def _from_hugging_face(source: Path, vocabulary: str | Path | None, wanted: Want
         tokenizer = _whisper_tokenizer(source, vocabulary, described["vocab_size"])
         shape["input_dim"] = described["num_mel_bins"]
         config = _whisper_config(shape, tokenizer, wanted)
-        return _built(_whisper_features(shape["input_dim"], wanted.window), config, tokenizer, weights, HUGGING_FACE)
+        return _built(
+            _whisper_features(shape["input_dim"], wanted.window),
+            config,
+            tokenizer,
+            weights,
+            HUGGING_FACE,
+            wanted.normalizer,
+        )
     tokenizer = Speech2TextTokenizer.load(source)
     config = ModelConfig(
         vocab_size=described["vocab_size"],

@@ -93,7 +93,9 @@ class TrainConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     features: FeatureConfig = field(default_factory=FeatureConfig)
     model: ModelConfig = field(default_factory=ModelConfig)  # vocab_size and input_dim follow from the rest
-    init_from: str = ""  # a model folder to go on from, with its shape and features; of `model` dropout alone counts
+    # a model folder to go on from, with its shape and features; of `model` dropout alone counts, and with new_tokenizer
+    # what belongs to a vocabulary
+    init_from: str = ""
     new_tokenizer: bool = False  # with init_from: train one on the data; what depends on the vocabulary begins anew
     freeze_layers: int = 0  # with init_from: encoder layers that stay as they are, and the subsampler below them
     spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)

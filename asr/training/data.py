@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import random
+import sys
 import warnings
 from bisect import bisect_left
 from itertools import pairwise
@@ -76,8 +77,10 @@ class SpeechDataset(Dataset):
     The speed is that of the whole batch: drawn for each utterance it would undo what the buckets save, 17 % of AN4's
     frames were padding then."""
 
-    def __init__(self, tokenizer: Tokenizer, speeds: list[float], buckets: list[Bucket]):
+    def __init__(self, tokenizer: Tokenizer, speeds: list[float], buckets: list[Bucket], longest: int | None = None):
+        """`longest`: labels that the decoder has positions for; None: any number."""
         self.tokenizer = tokenizer
+        self.longest = longest or sys.maxsize
         self.speeds = speeds
         self.seconds = [bucket.seconds for bucket in buckets]
 
@@ -92,12 +95,13 @@ class SpeechDataset(Dataset):
             nothing = torch.zeros(0, dtype=torch.int64)
             return Batch(torch.zeros(0, 1), nothing, nothing[:, None], nothing, [], speed)
         labels = [torch.tensor(self.tokenizer.encode(text)) for text in texts]
+        most = max(map(len, labels))
         seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
         rate = SAMPLE_RATE if inputs[0].ndim == 1 else MATRIX_FRAMES_PER_SECOND
         return Batch(
             _padded(inputs, math.ceil(seconds * rate)),
             torch.tensor([len(x) for x in inputs]),
-            _padded(labels, math.ceil(max(map(len, labels)) / LABELS) * LABELS),
+            _padded(labels, min(math.ceil(most / LABELS) * LABELS, self.longest)),
             torch.tensor([len(y) for y in labels]),
             texts,
             speed,
@@ -122,8 +126,15 @@ class SpeechData(ResumableData):
     def fit_to(self, model: SpeechModel) -> None:
         """Takes the model's tokenizer, and leaves out of training, by name, what the model cannot be trained on."""
         self.tokenizer = model.tokenizer
+        self.window = model.front_end.config.pad_seconds
+        self.longest = model.transformer.config.longest_transcript
         self.train_cuts = _trainable(self.train_cuts, self.config, model)
-        self.buckets = make_buckets([cut.duration for cut in self.train_cuts], self.config.batch_seconds)
+        self.dev_cuts = _writable(self.dev_cuts, "dev set", model)
+        self.buckets = make_buckets(self._heard(self.train_cuts), self.config.batch_seconds)
+
+    def _heard(self, cuts: CutSet) -> list[float]:
+        """The seconds of each cut that the encoder hears: some front ends pad to a window."""
+        return [max(cut.duration, self.window) for cut in cuts]
 
     @property
     def train_seconds(self) -> float:
@@ -153,14 +164,16 @@ class SpeechData(ResumableData):
 
     def val_dataloader(self) -> DataLoader:
         longest_first = self.dev_cuts.sort_by_duration()
-        limit = max(self.config.batch_seconds, longest_first[0].duration)
-        buckets = make_buckets([cut.duration for cut in longest_first], limit)
-        return self._loader(Resumable(SimpleCutSampler(longest_first, max_duration=limit)), [1.0], buckets)
+        heard = self._heard(longest_first)
+        limit = max(self.config.batch_seconds, heard[0])
+        most = int(limit // self.window) if self.window else None
+        sampler = SimpleCutSampler(longest_first, max_duration=limit, max_cuts=most)
+        return self._loader(Resumable(sampler), [1.0], make_buckets(heard, limit))
 
     def _loader(self, batches: Resumable, speeds: list[float], buckets: list[Bucket]) -> DataLoader:
         workers = self.config.workers if self.config.workers >= 0 else min(8, max(1, (os.cpu_count() or 1) - 1))
         return DataLoader(
-            SpeechDataset(self.tokenizer, speeds, buckets),
+            SpeechDataset(self.tokenizer, speeds, buckets, self.longest),
             sampler=batches,
             batch_size=None,
             num_workers=workers,
@@ -194,8 +207,8 @@ def _normalized(cuts: CutSet, normalize) -> CutSet:
 
 
 def _trainable(cuts: CutSet, config: DataConfig, model: SpeechModel) -> CutSet:
-    """The cuts within the limits whose transcript CTC can align at the highest speed: the memory must be at least as
-    long as the labels and one blank for each repetition."""
+    """The cuts within the limits, whose transcript the decoder has positions for, and which CTC (if it is there) can
+    align at the highest speed: the memory must be at least as long as the labels and one blank for each repetition."""
     skipped, kept = Skipped("training set"), []
     for cut in cuts:
         skipped.total += 1
@@ -209,11 +222,30 @@ def _trainable(cuts: CutSet, config: DataConfig, model: SpeechModel) -> CutSet:
         else:
             frames = model.front_end.output_lens(torch.tensor(int(cut.duration / max(config.speeds) * SAMPLE_RATE)))
         memory = int(model.transformer.encoder.subsampling.output_lens(frames))
-        if memory < needed:
+        if model.transformer.ctc and memory < needed:
             skipped.add(cut.id, f"{memory} encoder frames are too few for {needed} labels")
             continue
         kept.append(cut)
     skipped.report()
     if not kept:
         raise ValueError("data.train: no utterance is left to train on")
+    return _writable(CutSet.from_cuts(kept), "training set", model)
+
+
+def _writable(cuts: CutSet, name: str, model: SpeechModel) -> CutSet:
+    """The cuts whose transcript the decoder has positions for."""
+    longest = model.transformer.config.longest_transcript
+    if longest is None:
+        return cuts
+    skipped, kept = Skipped(name), []
+    for cut in cuts:
+        skipped.total += 1
+        labels = len(model.tokenizer.encode(cut.supervisions[0].text))
+        if labels > longest:
+            skipped.add(cut.id, f"{labels} labels are more than the {longest} that the decoder has positions for")
+        else:
+            kept.append(cut)
+    skipped.report()
+    if not kept:
+        raise ValueError(f"{name}: every transcript is too long for the decoder")
     return CutSet.from_cuts(kept)

@@ -76,7 +76,13 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     last = begin(config)
     recognizer = SpeechModel.load(config.tokenizer)
     data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed)
-    model = LanguageModel(replace(config.model, vocab_size=len(recognizer.tokenizer)))
+    special = recognizer.transformer.config
+    special = {
+        "prompt": special.prompt[-1:],
+        "eos": special.eos,
+        "ctc": special.ctc,
+    }  # as the search feeds and reads it
+    model = LanguageModel(replace(config.model, vocab_size=len(recognizer.tokenizer), **special))
     trainer = _trainer(config, data)
     module = LanguageModelTraining(config, model, config.epochs * data.batches_per_epoch() // trainer.world_size)
     parameters = sum(p.numel() for p in model.parameters()) / 1e6

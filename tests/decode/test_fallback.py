@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from asr.decode import DecodeOptions, Hypothesis, search
+from asr.decode.beam import BeamSearch
 from asr.decode.fallback import is_doubtful, search_with_fallback
 from asr.model.config import ModelConfig
 from asr.model.transformer import Transformer
@@ -25,7 +26,7 @@ def model() -> Transformer:
     ],
 )
 def test_what_repeats_itself_or_is_unlikely_is_doubtful(text, score, expected):
-    assert is_doubtful(text, Hypothesis([5] * 9, score)) == expected
+    assert is_doubtful(text, 9, score) == expected
 
 
 def test_only_the_doubtful_are_drawn_anew_and_what_was_drawn_last_stays(model):
@@ -55,6 +56,25 @@ def test_draws_follow_the_tempered_distribution(model):
     first = torch.tensor([best[0].tokens[0] if best[0].tokens else 3 for best in found])
     drawn = torch.bincount(first, minlength=32) / n
     assert (drawn - expected).abs().sum() < 0.12
+
+
+def test_draws_end_where_the_end_was_drawn(model, monkeypatch):
+    """A decoder that ends with probability 0.3 at each step: lengths are geometric, 0.3 of them 0."""
+    probabilities = torch.full((32,), 0.7 / 29)
+    probabilities[[0, 2]] = 0.0
+    probabilities[3] = 0.3
+
+    def step(tokens, state):
+        return probabilities.log().clamp(min=-1e4).expand(*tokens.shape, -1).clone(), state
+
+    monkeypatch.setattr(model.decoder, "step", step)
+    n = 3000
+    memory, lens = torch.randn(1, 60, 32).expand(n, -1, -1), torch.full((n,), 60)
+    options = DecodeOptions("greedy", beam_size=1, temperature=1.0)
+    found = BeamSearch(model, memory, lens, replace(options, ctc_weight=0.0), None).run()
+    sizes = torch.tensor([float(len(best[0].tokens)) for best in found])
+    assert (sizes == 0).float().mean() == pytest.approx(0.3, abs=0.04)
+    assert sizes.mean() == pytest.approx(0.7 / 0.3, abs=0.25)
 
 
 def test_a_draw_has_its_own_log_probability_and_comes_again(model):

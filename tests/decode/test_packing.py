@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from asr.decode import Recognizer
 from asr.decode.packing import PackedConv2d, PackedLinear, can_pack, pack
 from asr.model.config import ModelConfig
 from asr.model.transformer import Transformer
@@ -39,3 +40,12 @@ def test_a_whole_model_has_no_layer_left_to_lay_out(encoder):
     packed = pack(Transformer(config).eval().bfloat16())
     assert not any(type(layer) in (nn.Linear, nn.Conv2d) for layer in packed.modules())
     assert packed.decoder.embedding.weight.shape == (32, 32)
+
+
+def test_a_packed_model_is_neither_saved_nor_taken_for_another_precision(tiny_model, tmp_path):
+    Recognizer(tiny_model, precision="bfloat16")
+    with pytest.raises(ValueError, match="packed"):
+        tiny_model.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="packed"):
+        Recognizer(tiny_model, precision="float32")

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from asr.decode import DecodeOptions, Hypothesis, Recognizer
+from asr.decode.search import search_memory
 from asr.decode.timestamps import LATEST_BEGIN, forbid_untimely_, stretches
 from asr.model.config import ModelConfig
 from asr.model.transformer import Transformer
@@ -102,6 +103,35 @@ def test_every_hypothesis_of_a_search_keeps_the_rules(beam_size):
             scores[0, 0, token] = 9.0
             forbid_untimely_(scores, torch.tensor(hypothesis.tokens[:i]).reshape(1, 1, -1), CONFIG, FORBIDDEN)
             assert scores[0, 0, token] > FORBIDDEN
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("limit", [3, 5, 6, 9])
+def test_at_its_limit_a_hypothesis_ends_though_a_time_would_be_due(beam_size, limit, monkeypatch):
+    model = Transformer(CONFIG).eval()
+    probabilities = torch.cat([torch.full((FIRST,), 0.35 / FIRST), torch.full((101,), 0.6 / 101)])
+    monkeypatch.setattr(
+        model.decoder, "step", lambda tokens, state: (probabilities.log().expand(*tokens.shape, -1).clone(), state)
+    )
+    options = DecodeOptions(beam_size=beam_size, ctc_weight=0.0)
+    ((best,),) = search_memory(model, torch.randn(1, limit, 32), torch.tensor([limit]), options)
+    assert best.tokens
+    assert -1000 < best.score < 0
+
+
+def test_times_are_judged_by_the_posteriors_whatever_the_temperature(monkeypatch):
+    """Where the times have less than the likeliest token, a draw takes one as often as they are likely."""
+    model = Transformer(CONFIG).eval()
+    probabilities = torch.cat([torch.full((FIRST,), 1e-6), torch.full((101,), 0.1 / 101)])
+    probabilities[5] = 0.9
+    monkeypatch.setattr(
+        model.decoder, "step", lambda tokens, state: (probabilities.log().expand(*tokens.shape, -1).clone(), state)
+    )
+    n = 2000
+    options = DecodeOptions("greedy", beam_size=1, temperature=1.0)
+    found = search_memory(model, torch.randn(1, 4, 32).expand(n, -1, -1), torch.full((n,), 4), options)
+    third = [best[0].tokens[2] >= FIRST for best in found if len(best[0].tokens) > 2]
+    assert sum(third) / len(third) == pytest.approx(0.1, abs=0.03)
 
 
 def test_times_become_segments(tiny_model, monkeypatch):

@@ -9,7 +9,7 @@ from asr.model.language_model import LanguageModel, TextModel
 
 def test_what_was_tuned_is_the_default_of_the_model(tiny_model, tmp_path):
     tiny_model.save(tmp_path)
-    assert load_tuning(tmp_path) == (DecodeOptions(), None, None)
+    assert load_tuning(tmp_path) == (None, None, None)
     tuned = DecodeOptions("rescore", beam_size=4, ctc_weight=0.5), Calibration(1.0, 2.0, 3.0)
     save_tuning(tmp_path, *tuned)
     assert load_tuning(tmp_path) == (*tuned, None)

@@ -1,5 +1,6 @@
 """Whisper and Speech2Text with random weights: our Transformer computes what Hugging Face's models compute."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,10 +10,12 @@ from safetensors.torch import load_file
 
 from asr.audio.features import FeatureConfig, FrontEnd
 from asr.decode import DecodeOptions, Recognizer
+from asr.decode.options import IMPORTED
 from asr.import_model import main as import_command
 from asr.model.folder import ModelError
 from asr.model.foreign import Wanted, export_model, import_model
 from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
 from asr.text.speech2text import SPECIAL, Speech2TextTokenizer
 from asr.text.whisper import TASKS, TIMESTAMPS, WhisperTokenizer
 
@@ -222,9 +225,11 @@ def test_the_recogniser_searches_in_it_and_writes_text_alone(small_whisper, prec
         assert best[0].tokens[0] not in config.suppressed_first
 
 
-def test_what_needs_ctc_is_refused(small_whisper):
+def test_what_needs_ctc_is_refused_and_no_default(small_whisper, tmp_path):
     model = import_model(small_whisper)
-    assert Recognizer(model).options.ctc_weight == 0
+    model.save(tmp_path)  # as a training does: with nothing said about decoding
+    assert Recognizer(model).options == IMPORTED
+    assert Recognizer.load(tmp_path, "cpu").options == IMPORTED
     for options in (DecodeOptions("rescore"), DecodeOptions("ctc"), DecodeOptions(ctc_weight=0.3)):
         with pytest.raises(ValueError, match="no CTC head"):
             Recognizer(model, options)
@@ -266,9 +271,35 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path, whisper, capsys)
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_model_of_another_form_is_not_exported(tiny_model, tmp_path):
-    with pytest.raises(ModelError, match="Whisper or Speech2Text"):
-        export_model(tiny_model, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("text.pt", b"hello", "cannot be imported"),
+        ("empty.pt", b"", "cannot be imported"),
+        ("weights/config.json", b'{"model_type": "whisper"}', "model.safetensors is missing"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, content, message):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    source = tmp_path / name if name.endswith(".pt") else (tmp_path / name).parent
+    with pytest.raises(ModelError, match=message) as refused:
+        import_model(source)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_of_another_form_is_not_exported(tiny_model, small_whisper, tmp_path):
+    other = import_model(small_whisper)
+    config = dataclasses.replace(other.transformer.config, encoder="conformer")
+    other.transformer = Transformer(config)
+    for model in (tiny_model, other):
+        with pytest.raises(ModelError, match="Whisper or Speech2Text"):
+            export_model(model, tmp_path)
+
+
+def test_what_is_not_english_has_the_neutral_normaliser(whisper):
+    assert import_model(whisper[0], wanted=Wanted("de")).normalize("Größe?") == "größe"
+    assert import_model(whisper[0], wanted=Wanted("de", "translate")).normalizer_name == "english"
 
 
 def test_an_openai_checkpoint_is_the_same_model(whisper, tmp_path):

@@ -11,6 +11,7 @@ from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 from asr.training.building import adapt_model, build_tokenizer
 from asr.training.config import TokenizerConfig
+from asr.training.data import SpeechData
 from asr.training.run import train
 from tests.training.test_training import corpus, options, trained  # noqa: F401 (fixtures)
 
@@ -105,3 +106,25 @@ def test_with_a_new_tokenizer_it_gets_a_ctc_head(corpus, without_ctc, tmp_path):
     model = adapt_model(SpeechModel.load(without_ctc), config, build_tokenizer(TokenizerConfig("bpe", 24), TEXTS))
     assert model.transformer.ctc.out_features == 24
     assert model.transformer.config.prompt == (2,)
+
+
+def test_what_the_decoder_has_no_positions_for_is_left_out(corpus, without_ctc, tmp_path, caplog):  # noqa: F811
+    origin = SpeechModel.load(without_ctc)
+    config = replace(origin.transformer.config, max_positions=2 + len("red"))
+    SpeechModel(origin.front_end.config, Transformer(config), origin.tokenizer).save(without_ctc)
+    data = SpeechData(options(corpus, tmp_path).data, seed=1)
+    lengths = [len(cut.supervisions[0].text) for cut in data.train_cuts]
+    data.fit_to(SpeechModel.load(without_ctc))
+    kept = [len(cut.supervisions[0].text) for cut in data.train_cuts]
+    assert max(kept) <= 3 < max(lengths)
+    assert "decoder has positions for" in caplog.text
+    batch = next(iter(data.val_dataloader()))
+    assert batch.Y.shape[1] == 3  # not padded to a multiple that has no positions
+
+
+def test_batches_count_the_windows_that_sounds_are_padded_to(corpus, without_ctc, tmp_path):  # noqa: F811
+    config = options(corpus, tmp_path, "data.max_seconds=4", "data.batch_seconds=6", "data.global_batch_seconds=6").data
+    data = SpeechData(config, seed=1)
+    data.fit_to(SpeechModel.load(without_ctc))  # whose window is 2 s
+    assert max(bucket.utterances for bucket in data.buckets) == 3
+    assert max(len(batch.lens) for batch in data.val_dataloader()) == 3
