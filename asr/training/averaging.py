@@ -1,4 +1,5 @@
-"""Checkpoint averaging: the mean of the weights of the best checkpoints ("Attention Is All You Need", section 6.1)."""
+"""Averages of weights: over the best checkpoints ("Attention Is All You Need", section 6.1), and between a fine-tuned
+model and the one that it began as (Wortsman et al. 2022)."""
 
 from __future__ import annotations
 
@@ -23,3 +24,8 @@ def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> 
                 name = name.removeprefix(prefix)
                 totals[name] = totals.get(name, 0) + tensor.double()
     return {name: (total / len(paths)).float() for name, total in totals.items()}
+
+
+def interpolate(weights: dict[str, Tensor], origin: dict[str, Tensor], share: float) -> dict[str, Tensor]:
+    """(1 - share) · weights + share · origin, tensors of the same names and shapes."""
+    return {name: torch.lerp(tensor, origin[name], share) for name, tensor in weights.items()}

@@ -97,6 +97,7 @@ class TrainConfig:
     # what belongs to a vocabulary
     init_from: str = ""
     new_tokenizer: bool = False  # with init_from: train one on the data; what depends on the vocabulary begins anew
+    origin_share: float = 0.0  # with init_from: its weights' share in the model that is exported
     freeze_layers: int = 0  # with init_from: encoder layers that stay as they are, and the subsampler below them
     spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -125,8 +126,12 @@ class TrainConfig:
             raise ValueError(f"ema: {self.ema} does not lie in [0, 1)")
         if self.save_minutes < 0 or self.devices < 0 or self.nodes < 1:
             raise ValueError("save_minutes and devices must not be negative, nodes at least 1")
+        if not 0 <= self.origin_share <= 1:
+            raise ValueError(f"origin_share: {self.origin_share} does not lie in [0, 1]")
         if self.freeze_layers < 0 or (not self.init_from and (self.freeze_layers or self.new_tokenizer)):
             raise ValueError("freeze_layers (not negative) and new_tokenizer need init_from")
+        if self.origin_share and (not self.init_from or self.new_tokenizer):
+            raise ValueError("origin_share needs init_from, and the tokenizer that came with it")
         _check_export(self.export)
 
 

@@ -28,7 +28,7 @@ from asr.decode.precision import best_precision
 from asr.decode.search import check_options
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer
-from asr.training.averaging import average_checkpoints
+from asr.training.averaging import average_checkpoints, interpolate
 from asr.training.building import adapt_model, build_model, build_tokenizer
 from asr.training.callbacks import EpochLine, Samples
 from asr.training.config import LMTrainConfig, TrainConfig
@@ -74,7 +74,10 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     )
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     best = _best_checkpoints(out, config.average)
-    model.load_state_dict(average_checkpoints(best))
+    weights = average_checkpoints(best)
+    if origin and config.origin_share:
+        weights = interpolate(weights, origin.state_dict(), config.origin_share)
+    model.load_state_dict(weights)
     # the running mean would put itself in the place of what is to be validated
     trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, WeightAveraging)]
     wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from asr.training.averaging import average_checkpoints
+from asr.training.averaging import average_checkpoints, interpolate
 
 
 def test_the_average_of_checkpoints_is_the_mean_of_their_weights(tmp_path):
@@ -16,3 +16,8 @@ def test_the_average_of_checkpoints_is_the_mean_of_their_weights(tmp_path):
 def test_nothing_to_average_is_an_error():
     with pytest.raises(ValueError, match="no checkpoint"):
         average_checkpoints([])
+
+
+def test_between_two_models_lies_their_weighted_mean():
+    after, before = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([5.0, 2.0])}
+    assert interpolate(after, before, 0.25)["w"].tolist() == [2.0, 2.0]

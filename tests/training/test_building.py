@@ -30,6 +30,13 @@ def test_fine_tuning_goes_on_from_the_weights_and_shape_of_a_folder(corpus, trai
     assert asr.load(resumed).transcribe(corpus / "dev" / "0.wav").error is None
 
 
+def test_with_the_origins_whole_share_the_origin_comes_out(corpus, trained, tmp_path):  # noqa: F811
+    settings = [f"init_from={trained[0]}", "origin_share=1", "epochs=1"]
+    folder, _ = train(options(corpus, tmp_path / "exp", *settings))
+    before, after = SpeechModel.load(trained[0]).state_dict(), SpeechModel.load(folder).state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
 def test_frozen_layers_stay_as_they_are(corpus, trained, tmp_path):  # noqa: F811
     settings = [f"init_from={trained[0]}", "freeze_layers=1", "epochs=1"]
     folder, _ = train(options(corpus, tmp_path / "exp", *settings))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whisper tiny.en in three runtimes: on the same machine, in one run, each in a process of its own.
 
-    python benchmarks/whisper.py CORPUS [--weights DIR] [--vocabulary gpt2.tiktoken] [--threads 1] [--limit 100]
+    python benchmarks/whispers.py CORPUS [--weights DIR] [--vocabulary gpt2.tiktoken] [--threads 1] [--limit 100]
 
 Windows of 30 s, no timestamps, no fallback; seconds of sound per CPU second from samples to text, the start not
 included; WER with both sides through our normaliser; transcripts that are OpenAI's at the same beam to the letter. DIR
