@@ -2,6 +2,7 @@
 
 Trainings are shortened to one epoch of a tiny model; what sets up environments and runs the tests is CI's part."""
 
+import base64
 import json
 import re
 import shlex
@@ -11,13 +12,18 @@ import sys
 import tarfile
 
 import pytest
+import torch
 
+from asr.model.foreign import OPENAI, Wanted, _names, _whisper_config
+from asr.model.transformer import Transformer
 from asr.resources import resource
+from asr.text.whisper import WhisperTokenizer
 from tests.conftest import ROOT
 from tests.test_commands import run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DIGITS = "[data/digits/dev.tar]"
+WHISPER_DIMS = (("state", "d_model"), ("head", "num_heads"))
 SHORT = [
     "epochs=1",
     "model.d_model=16",
@@ -55,7 +61,27 @@ def workplace(tmp_path_factory):
     shutil.copytree(resource("data", "samples"), folder / "data" / "samples")
     for name in ("talk.mp3", "file.wav", "a.wav", "b.wav"):  # what a file holds is seen from its content
         shutil.copy(folder / names[0], folder / name)
+    write_whisper(folder)
     return folder
+
+
+def write_whisper(folder) -> None:
+    """`tiny.en.pt` as OpenAI writes it, but tinier and with random weights, and `gpt2.tiktoken` of the 256 bytes."""
+    tokens = [bytes([i]) for i in range(256)]
+    lines = [f"{base64.b64encode(token).decode()} {i}" for i, token in enumerate(tokens)]
+    (folder / "gpt2.tiktoken").write_text("\n".join(lines))
+    shape = {"input_dim": 80, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2}
+    config = _whisper_config(shape | {"ffn_dim": 64, "max_positions": 16}, WhisperTokenizer(tokens), Wanted())
+    names, weights = _names(config, OPENAI), {}
+    for name, tensor in Transformer(config).state_dict().items():
+        module, _, kind = name.rpartition(".")
+        if module in names:
+            weights[f"{names[module]}.{kind}"] = tensor
+    weights["decoder.positional_embedding"] = weights.pop("decoder.positions.table.weight")
+    dims = {f"n_{part}_{what}": shape[name] for part in ("audio", "text") for what, name in WHISPER_DIMS}
+    dims |= {"n_mels": 80, "n_vocab": config.vocab_size, "n_text_ctx": 16}
+    dims |= {f"n_{part}_layer": 1 for part in ("audio", "text")}
+    torch.save({"dims": dims, "model_state_dict": weights}, folder / "tiny.en.pt")
 
 
 def test_the_commands_run_in_order(workplace):
