@@ -39,12 +39,12 @@ def search_with_fallback(
     found = search_memory(model, memory, memory_lens, options, language_model)
     for temperature in options.fallback:
         best = [hypotheses[0] for hypotheses in found]
-        scores = attention_scores(model, memory, memory_lens, [[hypothesis] for hypothesis in best])
-        doubtful = [
-            is_doubtful(text(hypothesis), len(hypothesis.tokens), sum(score))
-            for hypothesis, (score,) in zip(best, scores, strict=True)
-        ]
-        again = [b for b, doubt in enumerate(doubtful) if doubt]
+        log_probs = [hypothesis.score for hypothesis in best]
+        if options.ctc_weight or options.length_bonus or language_model:  # the search's score has more in it
+            scores = attention_scores(model, memory, memory_lens, [[hypothesis] for hypothesis in best])
+            log_probs = [sum(score) for (score,) in scores]
+        judged = zip(best, log_probs, strict=True)
+        again = [b for b, (h, log_prob) in enumerate(judged) if is_doubtful(text(h), len(h.tokens), log_prob)]
         if not again:
             break
         rows = torch.tensor(again, device=memory.device)
