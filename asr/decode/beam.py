@@ -105,10 +105,10 @@ class BeamSearch:
     def _start(self, memory: Tensor, lens: Tensor) -> tuple[Running, Ended]:
         B, W = len(memory), self.options.beam_size
         zero = memory.new_zeros(B, W, dtype=torch.double)
-        decoder, lm = self.decoder and self.decoder.start(memory, lens, W), self.lm and self.lm.start(B, W)
-        for token in self.config.prompt[:-1]:
-            token = lens.new_full((B, W), token)
-            decoder = self.decoder and self.decoder.step(token, decoder)[1]
+        decoder = self.decoder and self.decoder.start(memory, lens, W)
+        if self.decoder is not None:
+            for token in self.config.prompt[:-1]:
+                decoder = self.decoder.step(lens.new_full((B, W), token), decoder)[1]
         running = Running(
             tokens=lens.new_zeros(B, W, 0),
             scores=zero.new_zeros(B, W, 0),
@@ -116,7 +116,7 @@ class BeamSearch:
             repetition=Repetition.start(B, W, memory.device),
             decoder=decoder,
             ctc=self.ctc and self.ctc.start(W),
-            lm=lm,
+            lm=self.lm and self.lm.start(B, W),
         )
         table = (lens.new_zeros(B, W, self.most), zero.new_zeros(B, W, self.most), lens.new_zeros(B, W))
         return running, Ended(*table, torch.full_like(zero, 2 * NEVER))

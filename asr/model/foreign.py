@@ -59,15 +59,12 @@ class Wanted(NamedTuple):
         return "english" if self.language == "en" or self.task == "translate" else "neutral"
 
 
-DEFAULT = Wanted()
-
-
-def import_model(source: str | Path, vocabulary: str | Path | None = None, wanted: Wanted = DEFAULT) -> SpeechModel:
+def import_model(source: str | Path, vocabulary: str | Path | None = None, wanted: Wanted | None = None) -> SpeechModel:
     """The model of an OpenAI `.pt` file, or of a Hugging Face folder of Whisper or Speech2Text.
 
     `vocabulary` is the file of Whisper's tokens, `.tiktoken` or `vocab.json`, by default the one beside the weights.
-    Raises ModelError saying what is wrong."""
-    source = Path(source)
+    `wanted` None: English, as it was trained. Raises ModelError saying what is wrong."""
+    source, wanted = Path(source), wanted or Wanted()
     try:
         if source.is_dir():
             return _from_hugging_face(source, vocabulary, wanted)
@@ -191,16 +188,16 @@ def _from_openai(source: Path, vocabulary: str | Path | None, wanted: Wanted) ->
         "max_positions": dims["n_text_ctx"],
     }
     weights = {**weights, "decoder.positions.table.weight": weights["decoder.positional_embedding"]}
-    config = _whisper_config(shape, tokenizer, wanted)
-    return _built(
-        _whisper_features(shape["input_dim"], wanted.window), config, tokenizer, weights, OPENAI, wanted.normalizer
-    )
+    return _whisper(shape, tokenizer, weights, OPENAI, wanted)
 
 
-def _whisper_features(bands: int, window: float) -> FeatureConfig:
-    if not 0 < window <= WINDOW:
-        raise ValueError(f"the window must be more than 0 and at most {WINDOW:.0f} s, not {window}")
-    return FeatureConfig("whisper", dim=bands, pad_seconds=window)
+def _whisper(
+    shape: dict[str, Any], tokenizer: WhisperTokenizer, weights: dict[str, Tensor], column: int, wanted: Wanted
+) -> SpeechModel:
+    if not 0 < wanted.window <= WINDOW:
+        raise ValueError(f"the window must be more than 0 and at most {WINDOW:.0f} s, not {wanted.window}")
+    features = FeatureConfig("whisper", dim=shape["input_dim"], pad_seconds=wanted.window)
+    return _built(features, _whisper_config(shape, tokenizer, wanted), tokenizer, weights, column, wanted.normalizer)
 
 
 def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, wanted: Wanted) -> ModelConfig:
@@ -246,15 +243,7 @@ def _from_hugging_face(source: Path, vocabulary: str | Path | None, wanted: Want
     if kind == "whisper":
         tokenizer = _whisper_tokenizer(source, vocabulary, described["vocab_size"])
         shape["input_dim"] = described["num_mel_bins"]
-        config = _whisper_config(shape, tokenizer, wanted)
-        return _built(
-            _whisper_features(shape["input_dim"], wanted.window),
-            config,
-            tokenizer,
-            weights,
-            HUGGING_FACE,
-            wanted.normalizer,
-        )
+        return _whisper(shape, tokenizer, weights, HUGGING_FACE, wanted)
     tokenizer = Speech2TextTokenizer.load(source)
     config = ModelConfig(
         vocab_size=described["vocab_size"],

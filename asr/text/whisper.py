@@ -17,6 +17,7 @@ LANGUAGES = (  # noqa: SIM905
     "yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su yue"
 ).split()
 TASKS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
+ENGLISH_TOKENS = 50256  # of text: the models for English alone have GPT-2's vocabulary
 TIMESTAMPS = 1501  # 0 to 30 s in steps of 0.02 s
 # signs that stand for sounds and speakers, not for speech
 SYMBOLS = [
@@ -75,7 +76,7 @@ class WhisperTokenizer(Tokenizer):
 
     @property
     def is_multilingual(self) -> bool:
-        return len(self.tokens) != 50256  # the models for English alone have GPT-2's vocabulary
+        return len(self.tokens) != ENGLISH_TOKENS
 
     def prompt(self, language: str = "en", task: str = "transcribe", timestamps: bool = False) -> list[int]:
         """What the decoder reads first. Raises ValueError for what the model does not know."""

@@ -129,7 +129,7 @@ class SpeechData(ResumableData):
         self.window = model.front_end.config.pad_seconds
         self.longest = model.transformer.config.longest_transcript
         self.train_cuts = _trainable(self.train_cuts, self.config, model)
-        self.dev_cuts = _writable(self.dev_cuts, "dev set", model)
+        self.dev_cuts = _writable(self.dev_cuts, model)
         self.buckets = make_buckets(self._heard(self.train_cuts), self.config.batch_seconds)
 
     def _heard(self, cuts: CutSet) -> list[float]:
@@ -216,6 +216,9 @@ def _trainable(cuts: CutSet, config: DataConfig, model: SpeechModel) -> CutSet:
             skipped.add(cut.id, f"{cut.duration:.1f} s is outside data.min_seconds to data.max_seconds")
             continue
         labels = model.tokenizer.encode(cut.supervisions[0].text)
+        if reason := _too_long(labels, model):
+            skipped.add(cut.id, reason)
+            continue
         needed = len(labels) + sum(a == b for a, b in pairwise(labels))
         if cut.recording is None:
             frames = torch.tensor(round(cut.duration * MATRIX_FRAMES_PER_SECOND))
@@ -229,23 +232,29 @@ def _trainable(cuts: CutSet, config: DataConfig, model: SpeechModel) -> CutSet:
     skipped.report()
     if not kept:
         raise ValueError("data.train: no utterance is left to train on")
-    return _writable(CutSet.from_cuts(kept), "training set", model)
+    return CutSet.from_cuts(kept)
 
 
-def _writable(cuts: CutSet, name: str, model: SpeechModel) -> CutSet:
-    """The cuts whose transcript the decoder has positions for."""
-    longest = model.transformer.config.longest_transcript
-    if longest is None:
+def _writable(cuts: CutSet, model: SpeechModel) -> CutSet:
+    """The dev cuts whose transcript the decoder has positions for."""
+    if model.transformer.config.longest_transcript is None:
         return cuts
-    skipped, kept = Skipped(name), []
+    skipped, kept = Skipped("dev set"), []
     for cut in cuts:
         skipped.total += 1
-        labels = len(model.tokenizer.encode(cut.supervisions[0].text))
-        if labels > longest:
-            skipped.add(cut.id, f"{labels} labels are more than the {longest} that the decoder has positions for")
+        if reason := _too_long(model.tokenizer.encode(cut.supervisions[0].text), model):
+            skipped.add(cut.id, reason)
         else:
             kept.append(cut)
     skipped.report()
     if not kept:
-        raise ValueError(f"{name}: every transcript is too long for the decoder")
+        raise ValueError("data.dev: every transcript is too long for the decoder")
     return CutSet.from_cuts(kept)
+
+
+def _too_long(labels: list[int], model: SpeechModel) -> str | None:
+    """Why the decoder cannot write so many labels; None: it can."""
+    longest = model.transformer.config.longest_transcript
+    if longest is None or len(labels) <= longest:
+        return None
+    return f"{len(labels)} labels are more than the {longest} that the decoder has positions for"

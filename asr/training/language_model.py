@@ -76,12 +76,9 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     last = begin(config)
     recognizer = SpeechModel.load(config.tokenizer)
     data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed)
-    special = recognizer.transformer.config
-    special = {
-        "prompt": special.prompt[-1:],
-        "eos": special.eos,
-        "ctc": special.ctc,
-    }  # as the search feeds and reads it
+    written = recognizer.transformer.config
+    # as the search feeds it and reads it; without a CTC head any token may be the end
+    special = {"prompt": written.prompt[-1:], "eos": written.eos, "ctc": written.ctc}
     model = LanguageModel(replace(config.model, vocab_size=len(recognizer.tokenizer), **special))
     trainer = _trainer(config, data)
     module = LanguageModelTraining(config, model, config.epochs * data.batches_per_epoch() // trainer.world_size)
