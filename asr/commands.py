@@ -20,6 +20,9 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
         "--precision", default="auto", help="float32, bfloat16, int8; auto (the default): bfloat16 where it is quick"
     )
     group.add_argument("--batch-seconds", type=float, default=120.0, help="seconds decoded at once (default: 120)")
+    group.add_argument(
+        "--piece-seconds", type=float, default=20.0, help="what is longer is cut at its pauses (default: 20)"
+    )
     group.add_argument("--lm", help="language model folder (asr.train_lm) for the search (default: the model's own)")
     group.add_argument("--ngram", help="word n-gram model, ARPA or KenLM's, rescores the n-best (default: none)")
     group.add_argument("--strategy", help="beam, rescore, ctc or greedy (default: beam)")
@@ -39,6 +42,7 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     from asr.decode.search import check_options
 
     settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
+    settings["piece_seconds"] = args.piece_seconds
     if args.lm_weight == 0:
         settings["language_model"] = None
     elif args.lm:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from asr.commands import fail
 from asr.model.config import PRESETS
 from asr.resources import resource
-from asr.training.config import LMTrainConfig, TrainConfig
+from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
 
 OPTIONS = "config.yaml"  # in the folder of a training: the options that it was started with
 
@@ -29,6 +29,7 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=_writable(TrainConfig))
     store.store(name="lm_schema", node=_writable(LMTrainConfig))
+    store.store(name="pretrain_schema", node=_writable(PretrainConfig))
     for name, preset in PRESETS.items():
         store.store(group="model", name=name, node=_writable(preset))
 

@@ -1,7 +1,7 @@
 """Scoring a model on a transcribed corpus: `python -m asr.evaluate MANIFEST`.
 
 WER (and between which bounds it lies with 95 % confidence) and CER with their substitutions, deletions and insertions,
-both sides normalised alike by the model's normaliser.
+and how many utterances are not wholly right (SER), both sides normalised alike by the model's normaliser.
 Under torchrun the processes share the corpus: `torchrun --nproc-per-node 8 -m asr.evaluate MANIFEST`.
 """
 
@@ -51,8 +51,11 @@ def main(argv: list[str] | None = None) -> None:
         errors = f"{f['substitutions']} substitutions, {f['deletions']} deletions, {f['insertions']} insertions"
         bounds = ", {:.1f} to {:.1f}".format(*f["interval"]) if "interval" in f else ""
         print(f"{name} {f['rate']:.2f} %{bounds} ({errors} in {f['total']} {unit})")
+    print(f"SER {figures['sentences']:.2f} % (of the utterances something is wrong)")
     seconds, took = figures["seconds"], figures["decoding_seconds"]
-    speed = f"{seconds:.0f} s of sound in {took:.1f} s, {seconds / took:.0f} x real time"
+    speed = f"{took:.1f} s"
+    if recognizer.takes == "sound":
+        speed = f"{seconds:.0f} s of sound in {speed}, {seconds / took:.0f} x real time"
     print(f"{figures['utterances']} utterances, {speed}")
 
 
@@ -60,7 +63,13 @@ def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> d
     """Transcribes the cuts and scores them; writes what was heard to `out` (JSONL). Rates are in percent.
 
     Of several processes the first has the figures, the others None. Raises ValueError as `transcribe_cuts` does."""
-    from asr.decode.scoring import character_errors, transcribe_together, wer_interval, word_errors
+    from asr.decode.scoring import (
+        character_errors,
+        sentence_error_rate,
+        transcribe_together,
+        wer_interval,
+        word_errors,
+    )
 
     with progress_bar(sum(cut.duration for cut in cuts)) as advance:
         done = transcribe_together(recognizer, cuts, advance)
@@ -83,6 +92,7 @@ def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> d
             **dataclasses.asdict(words),
         },
         "characters": {"rate": characters.rate, **dataclasses.asdict(characters)},
+        "sentences": sentence_error_rate(done.references, done.hypotheses),
         "utterances": len(done.cuts),
         "seconds": sum(cut.duration for cut in done.cuts),
         "decoding_seconds": done.seconds,

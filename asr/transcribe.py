@@ -1,4 +1,5 @@
-"""Recordings to text, on the command line: `python -m asr.transcribe file.wav`.
+"""Recordings to text, on the command line: `python -m asr.transcribe file.wav`. For a model that reads text: the lines
+of text files.
 
 Exit code 0 where every file was transcribed, 1 where some could not be read (the others are), 2 for a wrong option or
 model.
@@ -17,7 +18,10 @@ from asr.commands import add_decoding_options, fail, load_recognizer, progress_b
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-transcribe", description="Transcribes recordings.")
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="sound (wav, flac, ogg, opus, mp3, ...), or a folder of it; - is stdin"
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="sound (wav, flac, ogg, opus, mp3, ...), or a folder of it; - is stdin; or what else the model takes",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a file: text, segments, n-best, scores")
     add_decoding_options(parser)
@@ -30,8 +34,10 @@ def main(argv: list[str] | None = None) -> None:
         recognizer = load_recognizer(args)
     except ValueError as error:
         fail("asr.transcribe", error)
-    failed, files = False, _files(args.files)
-    with progress_bar(_seconds(files) if sys.stderr.isatty() else 0.0) as advance:
+    is_text = recognizer.takes == "text"
+    failed, files = False, _lines(args.files) if is_text else _files(args.files, recognizer.takes)
+    named = len(files) > 1 and not is_text
+    with progress_bar(_seconds(files) if sys.stderr.isatty() and not is_text else 0.0) as advance:
         for transcript in recognizer.transcribe_all(files, advance):
             if transcript.error:
                 failed = True
@@ -39,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
             if args.json:
                 print(json.dumps(_description(transcript), ensure_ascii=False), flush=True)
             elif not transcript.error:
-                name = f"{transcript.name}: " if len(files) > 1 else ""
+                name = f"{transcript.name}: " if named else ""
                 print(f"{name}{transcript.text}", flush=True)
     sys.exit(1 if failed else 0)
 
@@ -62,22 +68,33 @@ def _description(transcript) -> dict:
     return {"file": transcript.name, "text": transcript.text, "duration": duration, "segments": segments}
 
 
-def _files(arguments: list[str]) -> list[str]:
-    """The arguments, each folder among them replaced by the sound under it."""
+def _files(arguments: list[str], takes: str) -> list[str]:
+    """The arguments, each folder among them replaced by the sound (or the matrices) under it."""
     from pathlib import Path
 
-    from asr.audio.reading import AUDIO_SUFFIXES
+    from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES
 
+    suffixes = MATRIX_SUFFIXES if takes == "matrix" else AUDIO_SUFFIXES
     found = []
     for argument in arguments:
         if argument == "-" or not Path(argument).is_dir():
             found.append(argument)
             continue
-        inside = [str(path) for path in sorted(Path(argument).rglob("*")) if path.suffix.lower() in AUDIO_SUFFIXES]
+        inside = [str(path) for path in sorted(Path(argument).rglob("*")) if path.suffix.lower() in suffixes]
         if not inside:
-            fail("asr.transcribe", f"{argument}: no sound in this folder")
+            fail("asr.transcribe", f"{argument}: no {takes} in this folder")
         found += inside
     return found
+
+
+def _lines(files: list[str]) -> list[str]:
+    """The lines of all files, of which one line each will be written."""
+    from asr.audio.reading import AudioError, read_lines
+
+    try:
+        return [line for file in files for line in read_lines(file)]
+    except AudioError as error:
+        fail("asr.transcribe", error, code=1)
 
 
 def _seconds(files: list[str]) -> float:

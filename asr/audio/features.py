@@ -16,7 +16,7 @@ from asr.audio.reading import SAMPLE_RATE
 
 LOG_FLOOR = 1e-6
 SMALLEST_STD = 1e-3
-KINDS = ("log_mel", "whisper", "kaldi", "matrix")
+KINDS = ("log_mel", "whisper", "kaldi", "matrix", "text")
 NORMALIZATIONS = ("global", "utterance", "cmvn")
 
 
@@ -24,7 +24,8 @@ NORMALIZATIONS = ("global", "utterance", "cmvn")
 class FeatureConfig:
     """What the front end computes; saved with the weights."""
 
-    kind: str = "log_mel"  # log_mel, whisper or kaldi: from sound; matrix: (T, d) as it is given
+    # log_mel, whisper or kaldi: from sound; matrix: (T, d) as it is given; text: the ids of its tokens
+    kind: str = "log_mel"
     dim: int = 80  # d: mel bands, or the width of the matrices
     window_ms: float = 25.0
     hop_ms: float = 10.0
@@ -44,12 +45,18 @@ class FeatureConfig:
             raise ValueError("features: dim and hop_ms must be positive, window_ms at least hop_ms")
 
     @property
+    def takes(self) -> str:
+        """What goes in: sound, matrix or text."""
+        return self.kind if self.kind in ("matrix", "text") else "sound"
+
+    @property
     def frames_per_second(self) -> float:
         return 1000 / self.hop_ms
 
 
 class FrontEnd(nn.Module):
-    """Sound `(B, N)` or matrices `(B, T, d)` to normalised features `(B, T, d)`; padding frames are zero.
+    """Sound `(B, N)` or matrices `(B, T, d)` to normalised features `(B, T, d)`; padding frames are zero. Token ids
+    `(B, T)` are left as they are.
 
     The normalisation is a pair of buffers `mean` and `std`, `(d,)`: it travels with the model.
     """
@@ -71,6 +78,8 @@ class FrontEnd(nn.Module):
 
     def forward(self, inputs: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
         """`inputs` `(B, N)` samples or `(B, T, d)`, `lens` `(B,)` in samples or frames -> X `(B, T, d)`, X_lens."""
+        if self.config.kind == "text":
+            return inputs, lens
         X, X_lens = self.extract(inputs, lens)
         padding = torch.arange(X.shape[1], device=X.device)[None, :, None] >= X_lens[:, None, None]
         mean, std = self.mean, self.std
@@ -122,8 +131,8 @@ class FrontEnd(nn.Module):
         return kaldi.fbank(samples[None] * 2**15, num_mel_bins=self.config.dim, sample_frequency=SAMPLE_RATE, **timing)
 
     def output_lens(self, lens: Tensor) -> Tensor:
-        """Frames `(B,)` of sounds of `lens (B,)` samples (or of matrices, as they are)."""
-        if self.config.kind == "matrix":
+        """Frames `(B,)` of sounds of `lens (B,)` samples (or of matrices and texts, as they are)."""
+        if self.config.takes != "sound":
             return lens
         if self.config.kind == "whisper":
             shortest = round(self.config.pad_seconds * SAMPLE_RATE) // self.hop

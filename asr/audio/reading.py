@@ -1,4 +1,5 @@
 """Reading sound: any file that libsndfile (or, with the extra `asr[av]`, FFmpeg) knows becomes mono float32 at 16 kHz.
+Feature matrices and lines of text are read here, too.
 
 Everything streams in blocks, so that a file of any length is read in bounded memory.
 """
@@ -16,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 SAMPLE_RATE = 16_000
+STEPS_PER_SECOND = 100  # a matrix of T frames, or a text of T characters, counts as T / 100 s in batches and limits
 AUDIO_SUFFIXES = frozenset(
     f".{name}"
     for name in "wav flac ogg oga opus mp3 aiff aif au sph m4a mp4 webm mkv aac wma".split()  # noqa: SIM905
@@ -114,6 +116,9 @@ def _decode(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
         sound = soundfile.SoundFile(file)
     except soundfile.LibsndfileError as error:
         file.seek(0)
+        if _is_text(file.read(1000)):
+            raise AudioError(f"{name}: this is text, not sound") from None
+        file.seek(0)
         yield from _decode_with_av(file, name, str(error))
         return
     with sound:
@@ -122,6 +127,24 @@ def _decode(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
             for block in _soundfile_blocks(sound, name, soundfile.LibsndfileError)
         )
         yield from _resample(mono, sound.samplerate)
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether a file that begins so is text in UTF-8 (of which the last character may be cut off)."""
+    text = head.decode("utf-8", errors="ignore")
+    return len(head) - len(text.encode()) < 4 and all(c.isprintable() or c.isspace() for c in text)
+
+
+def read_lines(source: Source) -> Iterator[str]:
+    """The lines of a text file in UTF-8 (`-`: standard input), without their ends. Raises AudioError for what is no
+    text."""
+    name = "<stdin>" if source == "-" else str(source)
+    with _open(source, name) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise AudioError(f"{name}, line {number}: not text in UTF-8") from None
 
 
 def _soundfile_blocks(sound, name: str, error_type: type[Exception]) -> Iterator[np.ndarray]:

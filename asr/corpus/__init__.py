@@ -1,13 +1,13 @@
 """First floor: corpora as Lhotse cuts."""
 
 from asr.corpus.opening import FORMS, open_corpus
-from asr.corpus.utterances import MATRIX_FRAMES_PER_SECOND, Skipped, Utterance, iterate, make_cuts, read_cut
+from asr.corpus.utterances import Skipped, Utterance, input_kind, iterate, make_cuts, read_cut
 
 __all__ = [
     "FORMS",
-    "MATRIX_FRAMES_PER_SECOND",
     "Skipped",
     "Utterance",
+    "input_kind",
     "iterate",
     "make_cuts",
     "open_corpus",

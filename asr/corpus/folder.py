@@ -9,15 +9,16 @@ from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES
 from asr.corpus.utterances import Utterance
 
 
-def read_folder(folder: Path) -> Iterator[Utterance]:
+def read_folder(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
     """The utterances under `folder`; ids are paths relative to it, without suffix. Files without a `.txt` are not
-    part of the corpus. Raises ValueError where none has one."""
+    part of a `transcribed` corpus. Raises ValueError where it has none."""
     found = False
     for path in sorted(folder.rglob("*")):
         transcript = path.with_suffix(".txt")
-        if path.suffix.lower() in AUDIO_SUFFIXES | MATRIX_SUFFIXES and transcript.is_file():
+        if path.suffix.lower() in AUDIO_SUFFIXES | MATRIX_SUFFIXES and (transcript.is_file() or not transcribed):
             found = True
-            text = " ".join(transcript.read_text(encoding="utf-8").split())
+            text = " ".join(transcript.read_text(encoding="utf-8").split()) if transcribed else ""
             yield Utterance(str(path.relative_to(folder).with_suffix("")), path, text)
     if not found:
-        raise ValueError(f"{folder}: no audio file with a .txt of the same name beside it")
+        beside = " with a .txt of the same name beside it" if transcribed else ""
+        raise ValueError(f"{folder}: no audio file{beside}")

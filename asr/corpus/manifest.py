@@ -1,7 +1,8 @@
 """A NeMo-style JSONL manifest, as a file beside its audio or as `manifest.jsonl` inside a tar with it.
 
-One JSON object a line: `audio_filepath` (relative to the manifest) and `text` are needed; `id`, `speaker`, and
-`offset` and `duration` in seconds are used where they are given.
+One JSON object a line: `audio_filepath` (relative to the manifest) and `text` (but for sound without transcripts) are
+needed; `id`, `speaker`, and `offset` and `duration` in seconds are used where they are given. A line may have `source`
+instead of `audio_filepath`: a text, of which `text` is what a model shall write (translation, for one).
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from typing import Any
 from asr.corpus.utterances import Utterance
 
 
-def read_manifest(path: Path) -> Iterator[Utterance]:
+def read_manifest(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
     """The utterances of a JSONL manifest. Raises ValueError naming the line that is wrong."""
     with open(path, encoding="utf-8") as lines:
-        for entry in _entries(lines, path):
-            yield _utterance(entry, path.parent / entry["audio_filepath"])
+        for entry in _entries(lines, path, transcribed):
+            if "source" in entry:
+                yield Utterance(entry["id"], path, entry.get("text") or "", source=entry["source"])
+            else:
+                yield _utterance(entry, path.parent / entry["audio_filepath"])
 
 
-def read_tar(path: Path) -> Iterator[Utterance]:
+def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
     """The utterances of a tar that holds `manifest.jsonl` and the audio. Nothing is unpacked."""
     try:
         with tarfile.open(path, "r:") as tar:
@@ -32,7 +36,9 @@ def read_tar(path: Path) -> Iterator[Utterance]:
             lines = tar.extractfile(members["manifest.jsonl"]).read().decode("utf-8").splitlines()
     except tarfile.TarError as error:
         raise ValueError(f"{path}: not an uncompressed tar ({error})") from None
-    for entry in _entries(lines, path):
+    for entry in _entries(lines, path, transcribed):
+        if "source" in entry:
+            raise ValueError(f"{path}: text to text belongs into a manifest of its own, not into a tar")
         member = members.get(entry["audio_filepath"].removeprefix("./"))
         utterance = _utterance(entry, path)
         # a member that is missing is an empty one: it is reported with the other bad files
@@ -40,7 +46,7 @@ def read_tar(path: Path) -> Iterator[Utterance]:
         yield utterance
 
 
-def _entries(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
+def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -53,13 +59,14 @@ def _entries(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
         for key in ("duration", "offset"):
             if not isinstance(entry.get(key) or 0.0, int | float):
                 raise ValueError(f"{path}, line {number}: {key} is no number")
-        missing = [key for key in ("audio_filepath", "text") if not isinstance(entry.get(key), str)]
+        needed = ["source" if "source" in entry else "audio_filepath", *(["text"] if transcribed else [])]
+        missing = [key for key in needed if not isinstance(entry.get(key), str)]
         if missing:
             raise ValueError(f"{path}, line {number}: no {' and no '.join(missing)}")
-        yield entry
+        default = entry.get("audio_filepath") or f"line {number}"
+        yield entry | {"id": str(entry.get("id") or default)}
 
 
 def _utterance(entry: dict[str, Any], path: Path) -> Utterance:
-    name = str(entry.get("id") or entry["audio_filepath"])
     speaker, duration, offset = (entry.get(key) for key in ("speaker", "duration", "offset"))
-    return Utterance(name, path, entry["text"], speaker or "", duration, offset or 0.0)
+    return Utterance(entry["id"], path, entry.get("text") or "", speaker or "", duration, offset or 0.0)

@@ -20,15 +20,16 @@ FORMS = (
 )
 
 
-def open_corpus(path: str | Path | Sequence[str | Path]) -> CutSet:
-    """Lhotse cuts of a corpus, or of several in turn, in any of `FORMS`.
+def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = True) -> CutSet:
+    """Lhotse cuts of a corpus, or of several in turn, in any of `FORMS`; where it need not be `transcribed`, manifests
+    may be without `text` and folders without `.txt`.
 
     Files that are missing, empty or damaged are reported by name and left out. Raises ValueError for what is no corpus.
     """
     if not isinstance(path, str | Path):
         if not path:
             raise ValueError("no corpus is given")
-        corpora = [open_corpus(one) for one in path]
+        corpora = [open_corpus(one, transcribed) for one in path]
         names = Counter(cut.id for cuts in corpora for cut in cuts)
         twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
@@ -45,15 +46,17 @@ def open_corpus(path: str | Path | Sequence[str | Path]) -> CutSet:
                     f"{path}: {cut.id} is not one channel with one supervision (lhotse: trim_to_supervisions)"
                 )
         return cuts
-    return make_cuts(_utterances(path), str(path))
+    return make_cuts(_utterances(path, transcribed), str(path))
 
 
-def _utterances(path: Path) -> Iterator[Utterance]:
+def _utterances(path: Path, transcribed: bool) -> Iterator[Utterance]:
     if path.is_dir():
-        return read_librispeech(path) if is_librispeech(path) else read_folder(path)
+        return read_librispeech(path) if is_librispeech(path) else read_folder(path, transcribed)
     if not path.is_file():
         raise ValueError(f"{path}: no such file or folder")
-    readers = {".jsonl": read_manifest, ".json": read_manifest, ".tar": read_tar, ".fileids": read_an4}
+    if path.suffix == ".fileids":
+        return read_an4(path)
+    readers = {".jsonl": read_manifest, ".json": read_manifest, ".tar": read_tar}
     if path.suffix not in readers:
         raise ValueError(f"{path}: not a corpus; one is {FORMS}")
-    return readers[path.suffix](path)
+    return readers[path.suffix](path, transcribed)

@@ -1,29 +1,36 @@
-"""One utterance is one Lhotse cut: making it from a source, checking it, reading its sound or its matrix.
+"""One utterance is one Lhotse cut: making it from a source, checking it, reading its sound, its matrix or its text.
 
 Sound inside an uncompressed tar is read at its place there: `tar_offset` and `tar_size` in the cut's custom fields. A
-feature matrix has no recording; its path is the custom field `matrix`.
+feature matrix has no recording; its path is the custom field `matrix`. Nor has a text that is to be written as another;
+it is the custom field `source`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from lhotse import AudioSource, CutSet, MonoCut, Recording, SupervisionSegment
 
-from asr.audio.reading import MATRIX_SUFFIXES, SAMPLE_RATE, AudioError, read_audio, read_duration, read_matrix
+from asr.audio.reading import (
+    MATRIX_SUFFIXES,
+    SAMPLE_RATE,
+    STEPS_PER_SECOND,
+    AudioError,
+    read_audio,
+    read_duration,
+    read_matrix,
+)
 
 logger = logging.getLogger(__name__)
-
-MATRIX_FRAMES_PER_SECOND = 100  # by which a matrix of T frames counts as T / 100 "seconds" in batches and limits
 
 
 @dataclass
 class Utterance:
-    """What every corpus reader yields: a file (or a part of a tar), its transcript, and what is known beside it."""
+    """What every corpus reader yields: a file (or a part of a tar, or a text), its transcript, and what is known."""
 
     id: str
     path: Path
@@ -33,7 +40,7 @@ class Utterance:
     offset: float = 0.0  # seconds of the file before the utterance
     tar_offset: int | None = None
     tar_size: int | None = None
-    custom: dict = field(default_factory=dict)
+    source: str | None = None  # a text in the place of sound; `path` names its manifest
 
 
 class Skipped:
@@ -68,13 +75,21 @@ def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
             skipped.add(utterance.id, str(error))
     skipped.report()
     if not cuts:
-        raise ValueError(f"{what}: no utterance with sound in it")
+        raise ValueError(f"{what}: no utterance that can be read")
     return CutSet.from_cuts(cuts)
 
 
-def read_cut(cut: MonoCut) -> np.ndarray:
-    """Samples `(N,)` at 16 kHz of a cut, or its matrix `(T, d)`. Raises AudioError naming the file."""
+def input_kind(cut: MonoCut) -> str:
+    """What is to be transcribed: sound, matrix or text."""
     custom = cut.custom or {}
+    return "matrix" if "matrix" in custom else "text" if "source" in custom else "sound"
+
+
+def read_cut(cut: MonoCut) -> np.ndarray | str:
+    """Samples `(N,)` at 16 kHz of a cut, or its matrix `(T, d)`, or its text. Raises AudioError naming the file."""
+    custom = cut.custom or {}
+    if "source" in custom:
+        return custom["source"]
     if "matrix" in custom:
         return read_matrix(custom["matrix"])
     path = cut.recording.sources[0].source
@@ -86,8 +101,8 @@ def read_cut(cut: MonoCut) -> np.ndarray:
     return samples[first : max(last, first)] if first or last < len(samples) - SAMPLE_RATE // 10 else samples
 
 
-def iterate(cuts: Iterable[MonoCut]) -> Iterator[tuple[MonoCut, np.ndarray]]:
-    """Every cut with its sound; what cannot be read is reported by name and left out."""
+def iterate(cuts: Iterable[MonoCut]) -> Iterator[tuple[MonoCut, np.ndarray | str]]:
+    """Every cut with what `read_cut` gives; what cannot be read is reported by name and left out."""
     skipped = Skipped("reading")
     for cut in cuts:
         skipped.total += 1
@@ -99,10 +114,15 @@ def iterate(cuts: Iterable[MonoCut]) -> Iterator[tuple[MonoCut, np.ndarray]]:
 
 
 def _make_cut(utterance: Utterance) -> MonoCut:
-    path, custom = utterance.path, dict(utterance.custom)
-    if path.suffix in MATRIX_SUFFIXES:
+    path, custom = utterance.path, {}
+    if utterance.source is not None:
+        custom["source"] = utterance.source
+        recording, duration = None, len(utterance.source) / STEPS_PER_SECOND
+        if not utterance.source.strip():
+            raise AudioError(f"{path}: an empty source")
+    elif path.suffix in MATRIX_SUFFIXES:
         custom["matrix"] = str(path)
-        recording, duration = None, len(read_matrix(path)) / MATRIX_FRAMES_PER_SECOND
+        recording, duration = None, len(read_matrix(path)) / STEPS_PER_SECOND
     else:
         if utterance.tar_offset is None:
             header = read_duration(path)

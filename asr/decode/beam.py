@@ -71,8 +71,7 @@ class BeamSearch:
     ):
         self.options = options
         self.config = model.config
-        longest = model.config.longest_transcript
-        self.limit = memory_lens if longest is None else memory_lens.clamp(max=longest)  # tokens of a hypothesis
+        self.limit = model.config.most_tokens(memory_lens)  # of a hypothesis
         self.most = int(self.limit.max())
         self.suppressed, self.suppressed_first = (
             torch.tensor(ids, dtype=torch.long, device=memory.device)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from asr.audio.reading import SAMPLE_RATE, AudioError, read_matrix, stream_audio
+from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, read_matrix, stream_audio
 from asr.decode.confidence import Calibration, word_confidences
 from asr.decode.ctc import hears_something
 from asr.decode.fallback import search_with_fallback
@@ -80,14 +81,16 @@ class Recognizer:
         ngram: NGram | str | os.PathLike | None = None,
         precision: str = "auto",
         calibration: Calibration | None = None,
+        piece_seconds: float = LONGEST,
     ):
         """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder, `ngram` a
         file; `precision` (auto, float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place, for
-        good; `calibration` is of the words' confidences.
+        good; `calibration` is of the words' confidences; what is longer than `piece_seconds` is cut at its pauses.
 
         Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
-        if batch_seconds <= 0:
-            raise ValueError(f"batch_seconds must be positive, not {batch_seconds}")
+        for name, value in (("batch_seconds", batch_seconds), ("piece_seconds", piece_seconds)):
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, not {value}")
         self.model = model.eval()
         self.language_model = None
         if language_model is not None:
@@ -104,9 +107,11 @@ class Recognizer:
         check_options(model.transformer, self.options)
         self.batch_seconds = batch_seconds
         self.calibration = calibration
-        self.takes_matrices = model.front_end.config.kind == "matrix"
-        self.rate = model.front_end.config.frames_per_second if self.takes_matrices else SAMPLE_RATE
+        self.takes = model.front_end.config.takes
+        rates = {"sound": SAMPLE_RATE, "matrix": model.front_end.config.frames_per_second, "text": STEPS_PER_SECOND}
+        self.rate = rates[self.takes]
         self.window = model.front_end.config.pad_seconds  # seconds that every piece is padded to
+        self.piece_seconds = self.window or piece_seconds
 
     @classmethod
     def load(cls, folder: str | Path | None = None, device: str | None = None, **settings) -> Recognizer:
@@ -128,7 +133,7 @@ class Recognizer:
 
     def transcribe(self, recording: Recording) -> Transcript:
         """The transcript of a file, or of an array: samples `(N,)` at 16 kHz, or a matrix `(T, d)` where the model
-        takes matrices. Raises AudioError for what cannot be read."""
+        takes matrices; where it takes text, of that text. Raises AudioError for what cannot be read."""
         transcript = next(self.transcribe_all([recording]))
         if transcript.error:
             raise AudioError(transcript.error)
@@ -170,8 +175,18 @@ class Recognizer:
             job.is_read = True
             yield job, None
 
+    def pieces(self, recording: Recording) -> Iterator[Piece]:
+        """What of a recording is decoded at once, in order. Raises AudioError for what cannot be read."""
+        return self._pieces(recording, _Job(_name(recording)))
+
     def _pieces(self, recording: Recording, job: _Job) -> Iterator[Piece]:
-        if self.takes_matrices:
+        if self.takes == "text":
+            if not isinstance(recording, str):
+                raise AudioError(f"{_name(recording)}: this model reads text, not sound or matrices")
+            ids = self.model.tokenizer.encode(self.model.normalize(recording))
+            yield Piece(0.0, np.array(ids, np.int64))
+            return
+        if self.takes == "matrix":
             matrix = recording.astype(np.float32) if isinstance(recording, np.ndarray) else read_matrix(recording)
             width = self.model.front_end.config.dim
             if matrix.ndim != 2 or matrix.shape[1] != width:
@@ -187,7 +202,7 @@ class Recognizer:
             blocks = iter([recording.astype(np.float32)])
         else:
             blocks = stream_audio(recording)
-        yield from cut_at_pauses(self._timed(blocks, job), self.window or LONGEST)
+        yield from cut_at_pauses(self._timed(blocks, job), self.piece_seconds)
 
     def _timed(self, blocks: Iterator[np.ndarray], job: _Job) -> Iterator[np.ndarray]:
         for block in blocks:
@@ -208,17 +223,26 @@ class Recognizer:
 
     @torch.inference_mode()
     def recognize(self, inputs: list[np.ndarray]) -> list[list[Hypothesis]]:
-        """Hypotheses, best first, of each of a batch of samples `(N,)` or matrices `(T, d)`.
+        """Hypotheses, best first, of each of a batch of samples `(N,)`, matrices `(T, d)` or token ids `(T,)`.
 
         Where all is silent, or CTC (if it has a weight) hears nothing in noise, the hypothesis is empty."""
+        return self.search(*self.model.transformer.encoder(*self.features(inputs)))
+
+    @torch.inference_mode()
+    def features(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
+        """What the encoder gets of a batch, and its lengths `(B,)`: 0 where all is silent."""
         device = self.model.device
         lens = torch.tensor([len(x) for x in inputs], device=device)
         padded = pad_sequence([torch.from_numpy(x) for x in inputs], batch_first=True).to(device)
         X, X_lens = self.model.front_end(padded, lens)
-        if not self.takes_matrices:
+        if self.takes == "sound":
             X_lens = X_lens.masked_fill(torch.linalg.vector_norm(padded, torch.inf, dim=1) < SILENCE, 0)
+        return X, X_lens
+
+    @torch.inference_mode()
+    def search(self, memory: Tensor, memory_lens: Tensor) -> list[list[Hypothesis]]:
+        """Hypotheses, best first, of each of a batch, from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
         transformer, options, weight = self.model.transformer, self.options, self.options.ngram_weight
-        memory, memory_lens = transformer.encoder(X, X_lens)
         if options.ctc_weight and transformer.ctc:  # a decoder and a language model always find something to say
             heard = hears_something(transformer.ctc_log_probs(memory), memory_lens)
             memory_lens = memory_lens.masked_fill(~heard, 0)

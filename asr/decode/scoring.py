@@ -13,7 +13,7 @@ import numpy as np
 import torch.distributed
 from lhotse import CutSet, MonoCut
 
-from asr.corpus import iterate
+from asr.corpus import input_kind, iterate
 from asr.decode.recognizer import Recognizer, Transcript
 
 RESAMPLINGS = 1000
@@ -60,6 +60,12 @@ def wer_interval(references: Sequence[str], hypotheses: Sequence[str]) -> tuple[
     return float(low), float(high)
 
 
+def sentence_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> float:
+    """Percent of the pairs that differ in anything."""
+    pairs = [said == heard for said, heard in zip(references, hypotheses, strict=True) if said]
+    return 100 * (1 - sum(pairs) / len(pairs)) if pairs else 0.0
+
+
 def right_words(reference: str, hypothesis: str) -> list[bool]:
     """For each word of the hypothesis: whether it stands in the reference where the alignment puts it."""
     if not reference or not hypothesis:
@@ -93,6 +99,8 @@ def transcribe_cuts(
 
     def sounds():
         for cut, sound in iterate(cuts):
+            if input_kind(cut) != recognizer.takes:
+                raise ValueError(f"{cut.id}: this is {input_kind(cut)}, and the model takes {recognizer.takes}")
             read.append(cut)
             yield sound
 

@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 def cut_at_pauses(blocks: Iterator[np.ndarray], longest: float = LONGEST) -> Iterator[Piece]:
     """Pieces of at most `longest` seconds of a recording that comes in blocks `(N,)` of 16 kHz samples, in order."""
-    tape, size = _Tape(blocks), ROWS * ROW_FRAMES * FRAME
+    tape, size = _Tape(blocks), max(ROWS * ROW_FRAMES * FRAME, int(longest * SAMPLE_RATE) + FRAME)
     window = tape.take(size)
     if len(window) <= longest * SAMPLE_RATE:
         if len(window):

@@ -1,8 +1,9 @@
 """Second floor: the Transformer encoder-decoder, each part public."""
 
-from asr.model.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention
+from asr.model.attention import MultiHeadAttention
 from asr.model.config import PRESETS, ModelConfig
 from asr.model.decoder import Decoder, DecoderState
+from asr.model.dot_product import attention_weights, scaled_dot_product_attention
 from asr.model.encoder import Encoder
 from asr.model.layers import (
     ConformerEncoderLayer,
@@ -12,9 +13,10 @@ from asr.model.layers import (
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
-from asr.model.masks import causal_mask, length_mask
+from asr.model.local_attention import local_attention
+from asr.model.masks import causal_mask, length_mask, window_mask
 from asr.model.positions import Positions, rotate, sinusoids
-from asr.model.subsampling import ConvSubsampling
+from asr.model.subsampling import ConvSubsampling, LinearFrontEnd, TokenEmbedding
 from asr.model.transformer import Output, Transformer
 
 __all__ = [
@@ -26,18 +28,22 @@ __all__ = [
     "DecoderState",
     "Encoder",
     "FeedForward",
+    "LinearFrontEnd",
     "ModelConfig",
     "MultiHeadAttention",
     "Output",
     "Positions",
     "Residual",
+    "TokenEmbedding",
     "Transformer",
     "TransformerDecoderLayer",
     "TransformerEncoderLayer",
     "attention_weights",
     "causal_mask",
     "length_mask",
+    "local_attention",
     "rotate",
     "scaled_dot_product_attention",
     "sinusoids",
+    "window_mask",
 ]

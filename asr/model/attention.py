@@ -1,4 +1,4 @@
-"""Scaled dot-product and multi-head attention ("Attention Is All You Need", sections 3.2.1 and 3.2.2)."""
+"""Multi-head attention ("Attention Is All You Need", section 3.2.2)."""
 
 from __future__ import annotations
 
@@ -8,41 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.config import ModelConfig
+from asr.model.dot_product import attention_weights, scaled_dot_product_attention
 from asr.model.dropout import Dropout
-from asr.model.masks import additive_mask
+from asr.model.local_attention import local_attention
+from asr.model.masks import window_mask
 from asr.model.positions import rotate
-
-
-def attention_weights(Q: Tensor, K: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(Q Kᵀ / √d_k): Q `(B, H, L_q, d_k)`, K `(B, H, L_k, d_k)` -> `(B, H, L_q, L_k)`.
-
-    `mask` is bool, True = masked out, and broadcasts to the result; a row that is masked out whole gives zeros. Or it
-    is an `additive_mask`."""
-    scores = Q @ (K * (1 / math.sqrt(K.shape[-1]))).transpose(-2, -1)
-    if mask is None:
-        return scores.softmax(dim=-1)
-    if mask.is_floating_point():
-        return (scores + mask).softmax(dim=-1)
-    weights = (scores + additive_mask(mask, scores.dtype)).softmax(dim=-1)
-    return weights.masked_fill(mask.all(dim=-1, keepdim=True), 0.0)
-
-
-def scaled_dot_product_attention(
-    Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None, dropout: Dropout | None = None
-) -> Tensor:
-    """softmax(Q Kᵀ / √d_k) V, with V `(B, H, L_k, d_v)` -> `(B, H, L_q, d_v)`; `mask` as in `attention_weights`.
-
-    torch's fused kernels compute it, but for training on a CPU: theirs spends a third of the step there (most of it in
-    the backward pass), plain matrix products are twice as fast. A test holds the two together."""
-    if Q.device.type == "cpu" and torch.is_grad_enabled():
-        weights = attention_weights(Q, K, mask)
-        return (dropout(weights) if dropout else weights) @ V
-    p = dropout.p if dropout and dropout.training else 0.0
-    if mask is None or mask.is_floating_point():
-        return nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=mask, dropout_p=p)
-    empty = mask.all(dim=-1, keepdim=True)
-    out = nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=~mask | empty, dropout_p=p)
-    return out.masked_fill(empty, 0.0)
 
 
 class MultiHeadAttention(nn.Module):
@@ -50,11 +20,13 @@ class MultiHeadAttention(nn.Module):
 
     Keys and values can be projected once (`project`) and attended to many times (`attend`), as decoding does."""
 
-    def __init__(self, config: ModelConfig, rotary: bool = False):
+    def __init__(self, config: ModelConfig, rotary: bool = False, window: tuple[int, int] | None = None):
+        """`window`: how many keys before a query and after it are attended to; None: all."""
         super().__init__()
         D, H = config.d_model, config.num_heads
         self.num_heads = H
         self.rotary = rotary
+        self.window = window
         self.query = nn.Linear(D, H * config.key_dim, bias=config.attention_bias)
         self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias and config.key_bias)
         self.value = nn.Linear(D, H * config.value_dim, bias=config.attention_bias)
@@ -111,11 +83,16 @@ class MultiHeadAttention(nn.Module):
         Q = self._split(self.query(query))
         if self.rotary:
             Q = rotate(Q, positions)
-        if weights is None:
-            heads = scaled_dot_product_attention(Q, K, V, mask, self.dropout)
-        else:
+        if weights is not None:
+            if self.window:
+                outside = window_mask(K.shape[2], *self.window, K.device)
+                mask = outside if mask is None else mask | outside
             weights.append(attention_weights(Q, K, mask))
             heads = self.dropout(weights[-1]) @ V
+        elif self.window:
+            heads = local_attention(Q, K, V, *self.window, mask=mask, dropout=self.dropout)
+        else:
+            heads = scaled_dot_product_attention(Q, K, V, mask, self.dropout)
         return self.output(heads.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:

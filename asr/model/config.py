@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asr.text.tokenizer import BLANK, EOS, SOS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHOICES = {
     "encoder": ("transformer", "conformer"),
     "activation": ("relu", "gelu", "silu"),
     "positions": ("sinusoidal", "sinusoidal_halves", "learned", "rotary"),
     "decoder_positions": (None, "sinusoidal", "sinusoidal_halves", "learned", "rotary"),
-    "subsampler": ("conv2d", "conv1d", "conv1d_glu"),
-    "subsampling": (2, 4, 6, 8),
+    "subsampler": ("conv2d", "conv1d", "conv1d_glu", "linear", "embedding"),
+    "subsampling": (1, 2, 4, 6, 8),
     "attention_init": ("xavier_uniform", "xavier_normal"),
 }
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A Transformer encoder-decoder with a convolutional subsampler and a CTC head.
+    """A Transformer encoder-decoder with a front end (a convolutional subsampler, for sound) and a CTC head.
 
     Other toolkits' models are choices of it, too (`asr.model.foreign`)."""
 
@@ -33,6 +36,10 @@ class ModelConfig:
     num_heads: int = 4  # H
     d_k: int | None = None  # width of a head's queries and keys; None: D / H
     d_v: int | None = None  # width of a head's values; None: D / H
+    # encoder frames before a frame, and after it, that it attends to; None: all. With both, time and memory of the
+    # encoder grow with the length of a recording and not with its square
+    attention_left: int | None = None
+    attention_right: int | None = None
     attention_bias: bool = True
     key_bias: bool = True  # of the keys, where attention has biases; Whisper's have none
     attention_init: str = "xavier_uniform"  # of whole projections; xavier_normal: head by head
@@ -52,8 +59,13 @@ class ModelConfig:
     suppressed: tuple[int, ...] = (BLANK, SOS)  # tokens that the decoder never writes
     suppressed_first: tuple[int, ...] = ()  # tokens that do not begin a transcript
     first_timestamp: int | None = None  # the token of 0 s; it and all after it are times, if the decoder writes times
-    subsampler: str = "conv2d"  # over time and frequency; conv1d: over time, GELU, by 2; conv1d_glu: over time, by 4
-    subsampling: int = 4  # frames per encoder frame: 2, 4, 6 or 8
+    # conv2d: over time and frequency; conv1d: over time, GELU, by 2; conv1d_glu: over time, by 4; linear: each frame by
+    # itself, by 1; embedding: of token ids, by 1
+    subsampler: str = "conv2d"
+    subsampling: int = 4  # frames per encoder frame: 2, 4, 6 or 8; 1 with linear and embedding
+    tokens_per_frame: float = (
+        1.0  # at most so many tokens an encoder frame are written; with CTC it cannot be more than 1
+    )
     subsampling_channels: int = 64
     conv_kernel: int = 15  # of the conformer's depthwise convolution; odd
     dropout: float = 0.1
@@ -77,8 +89,22 @@ class ModelConfig:
             raise ValueError(f"model.positions=rotary turns pairs: d_k must be even, not {self.key_dim}")
         if self.d_model % 2 and any("sinus" in kind for kind in (self.positions, self.positions_of_decoder)):
             raise ValueError(f"model.positions=sinusoidal needs an even model.d_model, not {self.d_model}")
-        if self.subsampling != {"conv1d": 2, "conv1d_glu": 4}.get(self.subsampler, self.subsampling):
-            raise ValueError(f"model.subsampler={self.subsampler} does not subsample by {self.subsampling}")
+        factors = {"conv2d": (2, 4, 6, 8), "conv1d": (2,), "conv1d_glu": (4,)}.get(self.subsampler, (1,))
+        if self.subsampling not in factors:
+            choices = " or ".join(map(str, factors))
+            raise ValueError(
+                f"model.subsampling={self.subsampling}: model.subsampler={self.subsampler} is by {choices}"
+            )
+        if None in (self.attention_left, self.attention_right):
+            if self.attention_left != self.attention_right:
+                raise ValueError("model.attention_left and model.attention_right: both, or neither")
+        elif min(self.attention_left, self.attention_right) < 0 or self.attention_left + self.attention_right == 0:
+            raise ValueError(
+                f"model.attention_left={self.attention_left}, model.attention_right={self.attention_right}:"
+                " a window has at least one frame beside its own"
+            )
+        if self.tokens_per_frame <= 0 or (self.ctc and self.tokens_per_frame > 1):
+            raise ValueError("model.tokens_per_frame must be positive, and more than 1 with model.ctc=false alone")
         if not self.prompt:
             raise ValueError("model.prompt must name at least one token")
         if self.ctc and self.eos != EOS:
@@ -96,6 +122,11 @@ class ModelConfig:
         return self.d_k or self.d_model // self.num_heads
 
     @property
+    def attention_window(self) -> tuple[int, int] | None:
+        """Of the encoder's self-attention: frames before, frames after."""
+        return None if self.attention_left is None else (self.attention_left, self.attention_right)
+
+    @property
     def positions_of_decoder(self) -> str:
         return self.decoder_positions or self.positions
 
@@ -103,6 +134,11 @@ class ModelConfig:
     def longest_transcript(self) -> int | None:
         """How many tokens a transcript can have for the decoder's positions; None: any number."""
         return self.max_positions - len(self.prompt) if self.positions_of_decoder == "learned" else None
+
+    def most_tokens(self, memory_lens: Tensor) -> Tensor:
+        """How many tokens a transcript can have, of memories of `memory_lens (B,)` frames."""
+        most = (memory_lens * self.tokens_per_frame).ceil().long()
+        return most if self.longest_transcript is None else most.clamp(max=self.longest_transcript)
 
     @property
     def value_dim(self) -> int:

@@ -18,6 +18,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
+        self.config = config
         self.subsampling = SUBSAMPLERS[config.subsampler](config)
         self.positions = Positions(config)
         self.layers = nn.ModuleList(LAYERS[config.encoder](config) for _ in range(config.encoder_layers))

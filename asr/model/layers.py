@@ -50,7 +50,7 @@ class TransformerEncoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.attention = MultiHeadAttention(config, rotary=config.positions == "rotary")
+        self.attention = MultiHeadAttention(config, config.positions == "rotary", config.attention_window)
         self.attention_residual = Residual(config)
         self.ffn = FeedForward(config)
         self.ffn_residual = Residual(config)
@@ -106,7 +106,7 @@ class ConformerEncoderLayer(nn.Module):
         super().__init__()
         self.first_ffn = FeedForward(config)
         self.first_ffn_residual = Residual(config, weight=0.5)
-        self.attention = MultiHeadAttention(config, rotary=config.positions == "rotary")
+        self.attention = MultiHeadAttention(config, config.positions == "rotary", config.attention_window)
         self.attention_residual = Residual(config)
         self.convolution = ConvolutionModule(config)
         self.convolution_residual = Residual(config)

@@ -22,3 +22,10 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def causal_mask(size: int, device: torch.device | None = None) -> Tensor:
     """Keys in the future: `(T', T')`, True above the diagonal."""
     return torch.ones(size, size, dtype=torch.bool, device=device).triu(1)
+
+
+def window_mask(size: int, left: int, right: int, device: torch.device | None = None) -> Tensor:
+    """Keys outside the window: `(L, L)`, True where a key is more than `left` before or `right` after its query."""
+    position = torch.arange(size, device=device)
+    distance = position[None, :] - position[:, None]
+    return (distance < -left) | (distance > right)

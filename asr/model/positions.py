@@ -53,16 +53,19 @@ class Positions(nn.Module):
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         """`x (B, L, D)` at positions from `offset`. Raises ValueError past the end of a learned table."""
         x = x * self.scale
-        end = offset + x.shape[1]
+        if self.kind != "rotary":
+            x = x + self.vectors(offset, offset + x.shape[1], x.device).to(x.dtype)
+        return self.dropout(x)
+
+    def vectors(self, first: int, end: int, device: torch.device) -> Tensor:
+        """What is added at the positions from `first` to before `end`: `(end - first, D)`."""
         if self.kind == "learned":
             if end > self.table.num_embeddings:
                 raise ValueError(f"{end} positions are more than model.max_positions={self.table.num_embeddings}")
-            x = x + self.table.weight[offset:end]
-        elif self.kind in SINUSOIDS:
-            if end > len(self.cached) or self.cached.device != x.device:
-                self.cached = SINUSOIDS[self.kind](max(1000, 2 * end), x.shape[2], self.first, x.device)
-            x = x + self.cached[offset:end].to(x.dtype)
-        return self.dropout(x)
+            return self.table.weight[first:end]
+        if end > len(self.cached) or self.cached.device != device:
+            self.cached = SINUSOIDS[self.kind](max(1000, 2 * end), self.cached.shape[1], self.first, device)
+        return self.cached[first:end]
 
 
 def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A model as it is shipped: front end, Transformer, tokenizer and normaliser, and the folder they live in.
+"""A model as it is shipped: features, Transformer, tokenizer and normaliser, and the folder they live in.
 
 The folder holds `model.safetensors`, `config.json` and the tokenizer's file.
 """
@@ -21,12 +21,15 @@ from asr.text.tokenizer import Tokenizer
 
 
 class SpeechModel(nn.Module):
-    """Sound `(B, N)` (or matrices `(B, T, d)`) and tokens to posteriors, with all that text needs around it."""
+    """Sound `(B, N)`, matrices `(B, T, d)` or token ids `(B, T)`, and tokens, to posteriors; with all that text needs
+    around it."""
 
     def __init__(
         self, features: FeatureConfig, transformer: Transformer, tokenizer: Tokenizer, normalizer: str = "english"
     ):
         super().__init__()
+        if (features.takes == "text") != (transformer.config.subsampler == "embedding"):
+            raise ValueError("features.kind=text and model.subsampler=embedding go together")
         self.front_end = FrontEnd(features)
         self.transformer = transformer
         self.tokenizer = tokenizer

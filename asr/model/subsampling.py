@@ -1,7 +1,7 @@
-"""Convolutional subsampling: fewer, wider frames before the encoder.
+"""What stands before the encoder. For sound, convolutional subsampling: fewer, wider frames.
 
 Over time and frequency (Dong et al. 2018, Speech-Transformer), or over time alone, as Whisper (Radford et al. 2022) and
-fairseq's S2T (Wang et al. 2020) do it.
+fairseq's S2T (Wang et al. 2020) do it. For sequences that are slow already, a linear layer; for text, an embedding.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ CONVOLUTIONS = {
     6: ((3, 2), (5, 3)),
     8: ((3, 2), (3, 2), (3, 2)),
 }
+PART = (
+    1000  # output frames: a longer sound is subsampled in parts, for between the convolutions it is 30 times as large
+)
 
 
 class ConvSubsampling(nn.Module):
@@ -25,6 +28,7 @@ class ConvSubsampling(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
+        self.factor = config.subsampling
         self.shapes = CONVOLUTIONS[config.subsampling]
         channels, width = 1, config.input_dim
         layers: list[nn.Module] = []
@@ -37,19 +41,39 @@ class ConvSubsampling(nn.Module):
         self.output = nn.Linear(channels * width, config.d_model)
 
     @property
+    def reach(self) -> int:
+        """Frames that one output frame sees."""
+        reach = 1
+        for kernel, stride in reversed(self.shapes):
+            reach = (reach - 1) * stride + kernel
+        return reach
+
+    @property
+    def first_centre(self) -> int:
+        """The first of the `factor` frames in the middle of what the first output frame sees."""
+        return (self.reach - self.factor) // 2
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.convolutions[0].weight.dtype
 
     def forward(self, X: Tensor, X_lens: Tensor) -> tuple[Tensor, Tensor]:
         """Frames and lengths after subsampling; an utterance shorter than one output frame has length 0."""
-        shortest = 1
-        for kernel, stride in reversed(self.shapes):
-            shortest = (shortest - 1) * stride + kernel
-        if X.shape[1] < shortest:
-            X = nn.functional.pad(X, (0, 0, 0, shortest - X.shape[1]))
+        if X.shape[1] < self.reach:
+            X = nn.functional.pad(X, (0, 0, 0, self.reach - X.shape[1]))
+        if torch.is_grad_enabled() or X.shape[1] <= PART * self.factor:
+            return self._subsample(X), self.output_lens(X_lens)
+        parts = X.split(PART * self.factor, dim=1)
+        overlap = self.reach - self.factor
+        following = [part[:, :overlap] for part in parts[1:]]
+        whole = [torch.cat(pair, dim=1) for pair in zip(parts, following, strict=False)]
+        if parts[-1].shape[1] >= self.reach:
+            whole.append(parts[-1])
+        return torch.cat([self._subsample(part) for part in whole], dim=1), self.output_lens(X_lens)
+
+    def _subsample(self, X: Tensor) -> Tensor:
         x = self.convolutions(X.unsqueeze(1))
-        x = self.output(x.permute(0, 2, 3, 1).flatten(2))
-        return x, self.output_lens(X_lens)
+        return self.output(x.permute(0, 2, 3, 1).flatten(2))
 
     def output_lens(self, lens: Tensor) -> Tensor:
         """Lengths after subsampling, from lengths `(B,)` before it."""
@@ -65,8 +89,11 @@ class Conv1dSubsampling(nn.Module):
     `subsampling_channels` before it (S2T). Nothing masks what lies between the convolutions: the last frame sees past
     its utterance's end what the padding became."""
 
+    first_centre = 0
+
     def __init__(self, config: ModelConfig):
         super().__init__()
+        self.factor = config.subsampling
         self.gated = config.subsampler == "conv1d_glu"
         kernel, self.strides = (5, (2, 2)) if self.gated else (3, (1, 2))
         between, widths = config.d_model, (config.d_model, config.d_model)
@@ -96,4 +123,47 @@ class Conv1dSubsampling(nn.Module):
         return lens
 
 
-SUBSAMPLERS = {"conv2d": ConvSubsampling, "conv1d": Conv1dSubsampling, "conv1d_glu": Conv1dSubsampling}
+class LinearFrontEnd(nn.Module):
+    """X `(B, T, d)` -> `(B, T, D)`: each frame by itself."""
+
+    factor, first_centre = 1, 0
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.output = nn.Linear(config.input_dim, config.d_model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.output.weight.dtype
+
+    def forward(self, X: Tensor, X_lens: Tensor) -> tuple[Tensor, Tensor]:
+        return self.output(X), X_lens
+
+    def output_lens(self, lens: Tensor) -> Tensor:
+        return lens
+
+
+class TokenEmbedding(nn.Module):
+    """Token ids X `(B, T)` -> `(B, T, D)`; the vocabulary is the decoder's, the table is not."""
+
+    factor, dtype = 1, torch.int64
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.table = nn.Embedding(config.vocab_size, config.d_model)
+        nn.init.normal_(self.table.weight, std=config.d_model**-0.5)
+
+    def forward(self, X: Tensor, X_lens: Tensor) -> tuple[Tensor, Tensor]:
+        return self.table(X), X_lens
+
+    def output_lens(self, lens: Tensor) -> Tensor:
+        return lens
+
+
+SUBSAMPLERS = {
+    "conv2d": ConvSubsampling,
+    "conv1d": Conv1dSubsampling,
+    "conv1d_glu": Conv1dSubsampling,
+    "linear": LinearFrontEnd,
+    "embedding": TokenEmbedding,
+}

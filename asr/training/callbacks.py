@@ -8,7 +8,7 @@ import time
 import lightning as L
 import torch
 
-from asr.training.data import Batch
+from asr.training.batches import Batch
 from asr.training.module import SpeechTraining
 
 logger = logging.getLogger(__name__)
@@ -36,38 +36,42 @@ class EpochLine(EpochTimer):
     """One line an epoch, and in TensorBoard: losses, dev WER, seconds of sound per second, what went to padding (of the
     frames) and to waiting for data (of the time)."""
 
-    def __init__(self, sound_seconds: float):
+    def __init__(self, sound_seconds: float, shown: dict[str, str]):
+        """`shown`: further figures of a validation, and how to write each."""
         self.sound_seconds = sound_seconds
+        self.shown = shown
 
-    def on_train_start(self, trainer: L.Trainer, module: SpeechTraining) -> None:
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         super().on_train_start(trainer, module)
         self._count_anew(module)
 
-    def on_train_epoch_start(self, trainer: L.Trainer, module: SpeechTraining) -> None:
+    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         super().on_train_epoch_start(trainer, module)
         self._count_anew(module)
 
-    def _count_anew(self, module: SpeechTraining) -> None:
+    def _count_anew(self, module: L.LightningModule) -> None:
         self.waited, self.worked = 0.0, 0.0
         self.last = time.monotonic()
         self.frames, self.real_frames = 0, torch.zeros((), device=module.device)  # read once an epoch
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: SpeechTraining, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Batch, batch_idx: int):
         now = time.monotonic()
         self.waited, self.last = self.waited + now - self.last, now
         self.frames += batch.inputs.shape[0] * batch.inputs.shape[1]
         self.real_frames += batch.lens.sum()
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: SpeechTraining, outputs, batch: Batch, batch_idx: int):
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs, batch: Batch, batch_idx: int):
         now = time.monotonic()
         self.worked, self.last = self.worked + now - self.last, now
 
-    def on_train_epoch_end(self, trainer: L.Trainer, module: SpeechTraining) -> None:
+    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         took, left = self.took_and_left(trainer)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        shown = [f"loss {metrics['train/total_epoch']:.3f}"] if "train/total_epoch" in metrics else []
-        if "dev/wer" in metrics and (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0:
-            shown.append(f"dev loss {metrics['dev/loss']:.3f}, dev WER {metrics['dev/wer']:.2f} %")
+        validated = (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0
+        formats = {"train/total_epoch": "loss {:.3f}"} | (
+            {"dev/loss": "dev loss {:.3f}"} | self.shown if validated else {}
+        )
+        shown = [text.format(metrics[name]) for name, text in formats.items() if name in metrics]
         speed = self.sound_seconds / took
         padding = 100 * (1 - float(self.real_frames) / max(1, self.frames))
         waiting = 100 * self.waited / max(1e-9, self.waited + self.worked)

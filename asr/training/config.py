@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from asr.audio.augment import SpecAugmentConfig
 from asr.audio.features import FeatureConfig
 from asr.decode.options import DecodeOptions
+from asr.model.best_rq import MaskedPredictionConfig
 from asr.model.config import ModelConfig
 from asr.text.normalizer import get_normalizer
 
 
 @dataclass
-class DataConfig:
-    """Where the speech is and what of it is used."""
+class SoundConfig:
+    """Where the sound is and what of it is used."""
 
     train: list[str] = field(default_factory=list)  # corpora, in any form that asr.corpus opens
     dev: list[str] = field(default_factory=list)
-    normalizer: str = "english"  # english, neutral or none
     min_seconds: float = 0.1
     max_seconds: float = 30.0  # longer utterances are left out of training
     speeds: list[float] = field(default_factory=lambda: [0.9, 1.0, 1.1])  # one is drawn for each batch
@@ -26,7 +26,6 @@ class DataConfig:
     workers: int = -1  # processes that read sound; -1: one for each core but one, at most 8
 
     def __post_init__(self):
-        get_normalizer(self.normalizer)
         if not self.train or not self.dev:
             raise ValueError("data.train and data.dev each name at least one corpus")
         if not 0 <= self.min_seconds < self.max_seconds:
@@ -39,6 +38,17 @@ class DataConfig:
             raise ValueError("data.global_batch_seconds must be at least data.batch_seconds")
         if not self.speeds or any(not 0.5 <= speed <= 2 for speed in self.speeds):
             raise ValueError("data.speeds lie between 0.5 and 2; [1.0] for none")
+
+
+@dataclass
+class DataConfig(SoundConfig):
+    """Where the speech and its transcripts are."""
+
+    normalizer: str = "english"  # english, neutral or none
+
+    def __post_init__(self):
+        get_normalizer(self.normalizer)
+        super().__post_init__()
 
 
 @dataclass
@@ -94,8 +104,11 @@ class TrainConfig:
     features: FeatureConfig = field(default_factory=FeatureConfig)
     model: ModelConfig = field(default_factory=ModelConfig)  # vocab_size and input_dim follow from the rest
     # a model folder to go on from, with its shape and features; of `model` dropout alone counts, and with new_tokenizer
-    # what belongs to a vocabulary
+    # what belongs to a vocabulary. Or an encoder (asr.pretrain): then `model` says what the decoder is
     init_from: str = ""
+    # a language model's folder (asr.train_lm) of the decoder's shape: its tokenizer and its weights, attention to the
+    # encoder begins anew
+    init_decoder_from: str = ""
     new_tokenizer: bool = False  # with init_from: train one on the data; what depends on the vocabulary begins anew
     origin_share: float = 0.0  # with init_from: its weights' share in the model that is exported
     freeze_layers: int = 0  # with init_from: encoder layers that stay as they are, and the subsampler below them
@@ -120,24 +133,58 @@ class TrainConfig:
     resume: bool = False  # go on from the last checkpoint in `out`
 
     def __post_init__(self):
-        if self.epochs < 1 or self.validate_every < 1 or self.average < 1 or self.patience < 0:
-            raise ValueError("epochs, validate_every and average must be at least 1, patience at least 0")
+        _check_run(self)
+        if self.average < 1 or self.patience < 0:
+            raise ValueError("average must be at least 1, patience at least 0")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema: {self.ema} does not lie in [0, 1)")
-        if self.save_minutes < 0 or self.devices < 0 or self.nodes < 1:
-            raise ValueError("save_minutes and devices must not be negative, nodes at least 1")
         if not 0 <= self.origin_share <= 1:
             raise ValueError(f"origin_share: {self.origin_share} does not lie in [0, 1]")
         if self.freeze_layers < 0 or (not self.init_from and (self.freeze_layers or self.new_tokenizer)):
             raise ValueError("freeze_layers (not negative) and new_tokenizer need init_from")
         if self.origin_share and (not self.init_from or self.new_tokenizer):
             raise ValueError("origin_share needs init_from, and the tokenizer that came with it")
-        _check_export(self.export)
+        if self.init_decoder_from and (self.new_tokenizer or self.origin_share):
+            raise ValueError("init_decoder_from brings a tokenizer: new_tokenizer and origin_share do not go with it")
+
+
+def _check_run(config: TrainConfig | PretrainConfig) -> None:
+    if config.epochs < 1 or config.validate_every < 1:
+        raise ValueError("epochs and validate_every must be at least 1")
+    if config.save_minutes < 0 or config.devices < 0 or config.nodes < 1:
+        raise ValueError("save_minutes and devices must not be negative, nodes at least 1")
+    _check_export(config.export)
 
 
 def _check_export(name: str) -> None:
     if name not in ("float32", "float16"):
         raise ValueError(f"export: {name!r} is not one of float32, float16")
+
+
+@dataclass
+class PretrainConfig:
+    """The training of an encoder without transcripts; `python -m asr.pretrain --cfg job` shows it composed."""
+
+    data: SoundConfig
+    features: FeatureConfig = field(default_factory=lambda: FeatureConfig(normalization="utterance"))
+    model: ModelConfig = field(default_factory=ModelConfig)  # of it the encoder; input_dim follows from the features
+    masked_prediction: MaskedPredictionConfig = field(default_factory=MaskedPredictionConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    epochs: int = 40
+    validate_every: int = 1  # epochs
+    export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
+    precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
+    devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
+    nodes: int = 1  # machines
+    strategy: str = "auto"  # how they work together, by Lightning's names: ddp, fsdp, ...
+    save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
+    wandb: str = ""  # project of Weights & Biases that gets the curves, too; none: TensorBoard alone
+    seed: int = 1
+    out: str = "exp/encoder"  # checkpoints, TensorBoard and the encoder
+    resume: bool = False  # go on from the last checkpoint in `out`
+
+    def __post_init__(self):
+        _check_run(self)
 
 
 @dataclass
@@ -183,4 +230,6 @@ class LMTrainConfig:
     def __post_init__(self):
         if self.epochs < 1 or not 0 <= self.label_smoothing < 1:
             raise ValueError("epochs must be at least 1, label_smoothing lies in [0, 1)")
+        if self.model.attention_window:
+            raise ValueError("model.attention_left and model.attention_right are an encoder's")
         _check_export(self.export)

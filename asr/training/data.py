@@ -1,135 +1,80 @@
-"""From corpora to batches: duration buckets, speed perturbation, tensors on their way to the device."""
+"""From corpora to batches: what can be trained on, sampled by duration, on its way to the device."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-import random
-import sys
 import warnings
-from bisect import bisect_left
+from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from lhotse import CutSet
+from lhotse import CutSet, MonoCut
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
 from lhotse.dataset.sampling.base import CutSampler
 from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from asr.audio.reading import SAMPLE_RATE
-from asr.corpus import MATRIX_FRAMES_PER_SECOND, Skipped, iterate, open_corpus
+from asr.audio.features import FrontEnd
+from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
+from asr.corpus import Skipped, input_kind, open_corpus
+from asr.model.encoder import Encoder
 from asr.model.speech_model import SpeechModel
 from asr.text.normalizer import get_normalizer
 from asr.text.tokenizer import Tokenizer
-from asr.training.config import DataConfig
+from asr.training.batches import Bucket, SpeechDataset, make_buckets
+from asr.training.config import DataConfig, SoundConfig
 from asr.training.resuming import Resumable, ResumableData
 
 logger = logging.getLogger(__name__)
 
-BUCKETS = 20  # leave 5 to 7 % of the frames to padding
-LABELS = 8  # labels are padded to multiples of so many
 
+class SoundData(ResumableData):
+    """The corpora of a training, checked and batched; nobody asks for their transcripts."""
 
-class Bucket(NamedTuple):
-    """Of the batches whose utterances are about equally long: seconds to which each is padded, and how many they are.
+    tokenizer: Tokenizer | None = None
+    longest: int | None = None  # labels that the decoder has positions for; None: any number
 
-    All its batches have one shape (and one more for each speed). Kernels are made for a shape and memory is cut for it:
-    with batches of ever new shapes a training on a CPU spends a third of its time on both."""
-
-    seconds: float
-    utterances: int
-
-
-def make_buckets(durations: list[float], batch_seconds: float) -> list[Bucket]:
-    """At most `BUCKETS`, of equal shares of the sound, from short to long; with little sound fewer, so that each keeps
-    about two batches. The batches of a bucket are about equally full."""
-    longest = np.sort(durations)
-    sound = longest.cumsum()
-    count = min(BUCKETS, max(1, int(sound[-1] / batch_seconds / 2)))
-    last = np.searchsorted(sound, sound[-1] * np.arange(1, count + 1) / count).clip(max=len(longest) - 1)
-    edges = np.unique(longest[last])
-    sizes = np.diff(np.searchsorted(longest, edges, side="right"), prepend=0)
-    batches = np.ceil(sizes / np.maximum(1, batch_seconds // edges))
-    utterances = np.ceil(sizes / batches).astype(int)
-    return [Bucket(*bucket) for bucket in zip(edges.tolist(), utterances.tolist(), strict=True)]
-
-
-class Batch(NamedTuple):
-    """B utterances, padded with zeros; none where nothing of the batch could be read."""
-
-    inputs: Tensor  # (B, N) samples, or (B, T, d) matrices
-    lens: Tensor  # (B,) in samples or frames
-    Y: Tensor  # (B, U)
-    Y_lens: Tensor  # (B,)
-    texts: list[str]  # normalised
-    speed: float  # at which training plays it
-
-
-class SpeechDataset(Dataset):
-    """A batch of cuts and its seed to a `Batch`, padded as its bucket says; what cannot be read is left out.
-
-    The speed is that of the whole batch: drawn for each utterance it would undo what the buckets save, 17 % of AN4's
-    frames were padding then."""
-
-    def __init__(self, tokenizer: Tokenizer, speeds: list[float], buckets: list[Bucket], longest: int | None = None):
-        """`longest`: labels that the decoder has positions for; None: any number."""
-        self.tokenizer = tokenizer
-        self.longest = longest or sys.maxsize
-        self.speeds = speeds
-        self.seconds = [bucket.seconds for bucket in buckets]
-
-    def __getitem__(self, batch: tuple[CutSet, int]) -> Batch:
-        cuts, seed = batch
-        inputs, texts = [], []
-        speed = random.Random(seed).choice(self.speeds)
-        for cut, sound in iterate(cuts):
-            inputs.append(torch.from_numpy(sound))
-            texts.append(cut.supervisions[0].text)
-        if not inputs:
-            nothing = torch.zeros(0, dtype=torch.int64)
-            return Batch(torch.zeros(0, 1), nothing, nothing[:, None], nothing, [], speed)
-        labels = [torch.tensor(self.tokenizer.encode(text)) for text in texts]
-        most = max(map(len, labels))
-        seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
-        rate = SAMPLE_RATE if inputs[0].ndim == 1 else MATRIX_FRAMES_PER_SECOND
-        return Batch(
-            _padded(inputs, math.ceil(seconds * rate)),
-            torch.tensor([len(x) for x in inputs]),
-            _padded(labels, min(math.ceil(most / LABELS) * LABELS, self.longest)),
-            torch.tensor([len(y) for y in labels]),
-            texts,
-            speed,
-        )
-
-
-class SpeechData(ResumableData):
-    """The corpora of a training, normalised, checked and batched."""
-
-    def __init__(self, config: DataConfig, seed: int):
+    def __init__(self, config: SoundConfig, seed: int):
         super().__init__()
         self.config = config
         self.seed = seed
-        normalize = get_normalizer(config.normalizer)
-        self.train_cuts = _normalized(open_corpus(config.train), normalize)
-        self.dev_cuts = _normalized(open_corpus(config.dev), normalize)
+        self.train_cuts = self._open(config.train)
+        self.dev_cuts = self._open(config.dev)
 
-    def texts(self) -> list[str]:
-        """The normalised transcripts of the training set."""
-        return [cut.supervisions[0].text for cut in self.train_cuts]
+    def _open(self, corpora: list[str]) -> CutSet:
+        return open_corpus(corpora, transcribed=False)
 
-    def fit_to(self, model: SpeechModel) -> None:
-        """Takes the model's tokenizer, and leaves out of training, by name, what the model cannot be trained on."""
-        self.tokenizer = model.tokenizer
-        self.window = model.front_end.config.pad_seconds
-        self.longest = model.transformer.config.longest_transcript
-        self.train_cuts = _trainable(self.train_cuts, self.config, model)
-        self.dev_cuts = _writable(self.dev_cuts, model)
+    def fit_to(self, front_end: FrontEnd, encoder: Encoder) -> None:
+        """Leaves out, by name, what is outside the limits or too short for one encoder frame."""
+        if front_end.config.takes == "text":
+            raise ValueError("features.kind=text: without transcripts an encoder learns from sound or from matrices")
+        self.window = front_end.config.pad_seconds
+
+        def unfit(cut: MonoCut) -> str | None:
+            frames = memory_length(cut, self.config.speeds, front_end, encoder)
+            return self._outside(cut) or (None if frames else "it is too short for an encoder frame")
+
+        self._keep(unfit, lambda cut: None, front_end.config.takes)
+
+    def _outside(self, cut: MonoCut) -> str | None:
+        """Why a cut is not within the limits; None: it is."""
+        if self.config.min_seconds <= cut.duration <= self.config.max_seconds:
+            return None
+        return f"{cut.duration:.1f} s is outside data.min_seconds to data.max_seconds"
+
+    def _keep(
+        self, unfit: Callable[[MonoCut], str | None], unfit_for_dev: Callable[[MonoCut], str | None], takes: str
+    ) -> None:
+        """Leaves out, by name, what a reason is given for, and buckets what remains of the training set. Raises
+        ValueError where something is not what the model `takes`."""
+        for cuts in (self.train_cuts, self.dev_cuts):
+            wrong = next((cut for cut in cuts if input_kind(cut) != takes), None)
+            if wrong is not None:
+                raise ValueError(f"{wrong.id} is {input_kind(wrong)}, and with features.kind the model takes {takes}")
+        self.train_cuts = _fit(self.train_cuts, "training set", unfit)
+        self.dev_cuts = _fit(self.dev_cuts, "dev set", unfit_for_dev)
         self.buckets = make_buckets(self._heard(self.train_cuts), self.config.batch_seconds)
 
     def _heard(self, cuts: CutSet) -> list[float]:
@@ -183,78 +128,76 @@ class SpeechData(ResumableData):
         )
 
 
-def _padded(sequences: list[Tensor], length: int) -> Tensor:
-    """`(B, length, ...)`, with zeros; longer where a sequence is."""
-    padded = pad_sequence(sequences, batch_first=True)
-    missing = max(0, length - padded.shape[1])
-    return torch.nn.functional.pad(padded, (0, 0) * (padded.ndim - 2) + (0, missing))
+class SpeechData(SoundData):
+    """The corpora of a training with their transcripts, normalised."""
+
+    config: DataConfig
+
+    def _open(self, corpora: list[str]) -> CutSet:
+        return _normalized(open_corpus(corpora), get_normalizer(self.config.normalizer))
+
+    def texts(self) -> list[str]:
+        """The normalised transcripts of the training set, and the texts that stand in the place of sound."""
+        sources = (cut.custom["source"] for cut in self.train_cuts if input_kind(cut) == "text")
+        return [*(cut.supervisions[0].text for cut in self.train_cuts), *sources]
+
+    def fit_to(self, model: SpeechModel) -> None:
+        """Takes the model's tokenizer, and leaves out, by name, what the model cannot be trained on: what is outside
+        the limits, what the decoder has no positions for, and what CTC (if it is there) cannot align at the highest
+        speed: the memory must be at least as long as the labels and one blank for each repetition."""
+        self.tokenizer = model.tokenizer
+        self.window = model.front_end.config.pad_seconds
+        self.longest = model.transformer.config.longest_transcript
+
+        def unwritable(cut: MonoCut) -> str | None:
+            count = len(self.tokenizer.encode(cut.supervisions[0].text))
+            if self.longest is None or count <= self.longest:
+                return None
+            return f"{count} labels are more than the {self.longest} that the decoder has positions for"
+
+        def unaligned(cut: MonoCut) -> str | None:
+            labels = self.tokenizer.encode(cut.supervisions[0].text)
+            needed = len(labels) + sum(a == b for a, b in pairwise(labels))
+            frames = memory_length(cut, self.config.speeds, model.front_end, model.transformer.encoder)
+            if not model.transformer.ctc:
+                needed = math.ceil(len(labels) / model.transformer.config.tokens_per_frame)
+            if frames >= needed:
+                return None
+            return f"{frames} encoder frames are too few for {len(labels)} labels"
+
+        takes = model.front_end.config.takes
+        self._keep(lambda cut: self._outside(cut) or unwritable(cut) or unaligned(cut), unwritable, takes)
 
 
-def _normalized(cuts: CutSet, normalize) -> CutSet:
-    skipped, kept = Skipped("transcripts"), []
+def memory_length(cut: MonoCut, speeds: list[float], front_end: FrontEnd, encoder: Encoder) -> int:
+    """Encoder frames of a cut at the highest of the speeds."""
+    if cut.recording is None:
+        frames = torch.tensor(round(cut.duration * STEPS_PER_SECOND))
+    else:
+        frames = front_end.output_lens(torch.tensor(int(cut.duration / max(speeds) * SAMPLE_RATE)))
+    return int(encoder.subsampling.output_lens(frames))
+
+
+def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> CutSet:
+    """The cuts for which there is no reason to leave them out; the others are reported by name."""
+    skipped, kept = Skipped(what), []
     for cut in cuts:
         skipped.total += 1
-        text = normalize(cut.supervisions[0].text or "")
-        if not text:
-            skipped.add(cut.id, "its transcript is empty after normalisation")
-            continue
-        cut.supervisions[0].text = text
-        kept.append(cut)
-    skipped.report()
-    if not kept:
-        raise ValueError("no utterance has a transcript")
-    return CutSet.from_cuts(kept)
-
-
-def _trainable(cuts: CutSet, config: DataConfig, model: SpeechModel) -> CutSet:
-    """The cuts within the limits, whose transcript the decoder has positions for, and which CTC (if it is there) can
-    align at the highest speed: the memory must be at least as long as the labels and one blank for each repetition."""
-    skipped, kept = Skipped("training set"), []
-    for cut in cuts:
-        skipped.total += 1
-        if not config.min_seconds <= cut.duration <= config.max_seconds:
-            skipped.add(cut.id, f"{cut.duration:.1f} s is outside data.min_seconds to data.max_seconds")
-            continue
-        labels = model.tokenizer.encode(cut.supervisions[0].text)
-        if reason := _too_long(labels, model):
-            skipped.add(cut.id, reason)
-            continue
-        needed = len(labels) + sum(a == b for a, b in pairwise(labels))
-        if cut.recording is None:
-            frames = torch.tensor(round(cut.duration * MATRIX_FRAMES_PER_SECOND))
-        else:
-            frames = model.front_end.output_lens(torch.tensor(int(cut.duration / max(config.speeds) * SAMPLE_RATE)))
-        memory = int(model.transformer.encoder.subsampling.output_lens(frames))
-        if model.transformer.ctc and memory < needed:
-            skipped.add(cut.id, f"{memory} encoder frames are too few for {needed} labels")
-            continue
-        kept.append(cut)
-    skipped.report()
-    if not kept:
-        raise ValueError("data.train: no utterance is left to train on")
-    return CutSet.from_cuts(kept)
-
-
-def _writable(cuts: CutSet, model: SpeechModel) -> CutSet:
-    """The dev cuts whose transcript the decoder has positions for."""
-    if model.transformer.config.longest_transcript is None:
-        return cuts
-    skipped, kept = Skipped("dev set"), []
-    for cut in cuts:
-        skipped.total += 1
-        if reason := _too_long(model.tokenizer.encode(cut.supervisions[0].text), model):
+        if reason := unfit(cut):
             skipped.add(cut.id, reason)
         else:
             kept.append(cut)
     skipped.report()
     if not kept:
-        raise ValueError("data.dev: every transcript is too long for the decoder")
+        raise ValueError(f"{what}: no utterance is left")
     return CutSet.from_cuts(kept)
 
 
-def _too_long(labels: list[int], model: SpeechModel) -> str | None:
-    """Why the decoder cannot write so many labels; None: it can."""
-    longest = model.transformer.config.longest_transcript
-    if longest is None or len(labels) <= longest:
-        return None
-    return f"{len(labels)} labels are more than the {longest} that the decoder has positions for"
+def _normalized(cuts: CutSet, normalize: Callable[[str], str]) -> CutSet:
+    def empty(cut: MonoCut) -> str | None:
+        cut.supervisions[0].text = normalize(cut.supervisions[0].text or "")
+        if input_kind(cut) == "text":
+            cut.custom["source"] = normalize(cut.custom["source"])
+        return None if cut.supervisions[0].text else "its transcript is empty after normalisation"
+
+    return _fit(cuts, "transcripts", empty)

@@ -22,8 +22,8 @@ from asr.training.loss import smoothed_cross_entropy, targets
 from asr.training.memory import FreedMemory
 from asr.training.optimized import Optimized
 from asr.training.resuming import Latest
-from asr.training.run import begin, lightning_precision
 from asr.training.text import TextData
+from asr.training.trainer import begin, lightning_precision
 
 logger = logging.getLogger(__name__)
 

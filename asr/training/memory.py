@@ -7,17 +7,20 @@ kernels for the next batch of the same shape.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lightning as L
 import torch
 
-from asr.audio.reading import SAMPLE_RATE
-from asr.corpus import MATRIX_FRAMES_PER_SECOND
+from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
 from asr.heap import keep_freed_blocks, keep_kernels, return_freed_blocks
 from asr.text.tokenizer import SPECIALS
-from asr.training.data import Batch, SpeechData
-from asr.training.module import SpeechTraining
+from asr.training.batches import Batch
+from asr.training.data import SoundData
+
+if TYPE_CHECKING:
+    from asr.training.module import SpeechTraining
+    from asr.training.pretraining import Pretraining
 
 TRIM_EVERY = 200  # batches
 KERNELS = 16384  # about 50 for each of the shapes that batches have: buckets times speeds
@@ -31,9 +34,9 @@ class Size(NamedTuple):
     labels: int
 
 
-def largest_sizes(data: SpeechData) -> list[Size]:
+def largest_sizes(data: SoundData) -> list[Size]:
     """The batches of each bucket, from long to short, at the slowest speed and with as many labels as one has."""
-    encode = data.tokenizer.encode
+    encode = data.tokenizer.encode if data.tokenizer else lambda text: []
     lengths = [(cut.duration, len(encode(cut.supervisions[0].text))) for cut in data.train_cuts]
     return [
         Size(
@@ -45,21 +48,21 @@ def largest_sizes(data: SpeechData) -> list[Size]:
     ]
 
 
-def try_batch(module: SpeechTraining, size: Size) -> None:
-    """Losses and gradients of a batch of noise; nothing of it is kept. Raises ValueError where memory is too small."""
-    front_end, vocabulary = module.model.front_end, len(module.model.tokenizer)
-    if front_end.config.kind == "matrix":
-        shape = (size.utterances, round(size.seconds * MATRIX_FRAMES_PER_SECOND), front_end.config.dim)
-    else:
-        shape = (size.utterances, round(size.seconds * SAMPLE_RATE))
-    device = module.device
+def try_batch(module: Pretraining | SpeechTraining, size: Size, vocabulary: int) -> None:
+    """Loss and gradients of a batch of noise; nothing of it is kept. Raises ValueError where memory is too small."""
+    front_end = module.model.front_end
+    takes, device = front_end.config.takes, module.device
+    rate = SAMPLE_RATE if takes == "sound" else STEPS_PER_SECOND
+    shape = (size.utterances, round(size.seconds * rate), *([front_end.config.dim] if takes == "matrix" else []))
+    noise = 0.1 * torch.randn(shape, device=device)
     lens = torch.full((size.utterances,), shape[1], device=device)
-    Y = torch.randint(len(SPECIALS), vocabulary, (size.utterances, size.labels), device=device)
-    batch = Batch(0.1 * torch.randn(shape, device=device), lens, Y, torch.full_like(lens, size.labels), [], 1.0)
+    Y = torch.randint(len(SPECIALS), max(vocabulary, len(SPECIALS) + 1), (size.utterances, size.labels), device=device)
+    inputs = noise.long() if takes == "text" else noise
+    batch = Batch(inputs, lens, Y, torch.full_like(lens, size.labels), [], 1.0)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         with module.trainer.precision_plugin.train_step_context():
-            total = module.losses(batch).total
+            total = module.total_loss(batch)
         torch.autograd.grad(total, trained, allow_unused=True)  # past the hooks by which processes exchange gradients
     except torch.OutOfMemoryError:
         raise ValueError(
@@ -71,14 +74,14 @@ def try_batch(module: SpeechTraining, size: Size) -> None:
 class LargestFirst(L.Callback):
     """Tries the largest batches before the first update, on devices that have a memory of their own."""
 
-    def __init__(self, data: SpeechData):
+    def __init__(self, data: SoundData):
         self.data = data
 
-    def on_train_start(self, trainer: L.Trainer, module: SpeechTraining) -> None:
+    def on_train_start(self, trainer: L.Trainer, module: Pretraining | SpeechTraining) -> None:
         if module.device.type == "cpu":
             return
         for size in largest_sizes(self.data):
-            try_batch(module, size)
+            try_batch(module, size, len(self.data.tokenizer or ()))
 
 
 class FreedMemory(L.Callback):

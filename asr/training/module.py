@@ -11,8 +11,8 @@ from asr.decode.scoring import word_errors
 from asr.decode.search import search
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Output
+from asr.training.batches import Batch
 from asr.training.config import TrainConfig
-from asr.training.data import Batch
 from asr.training.loss import Losses, joint_loss
 from asr.training.optimized import Optimized
 
@@ -38,13 +38,18 @@ class SpeechTraining(Optimized):
         self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))
         return losses.total
 
+    def total_loss(self, batch: Batch) -> torch.Tensor:
+        return self.losses(batch).total
+
     def losses(self, batch: Batch, tokens: torch.Tensor | None = None) -> Losses:
         """The losses of a batch with all that training adds: speed, SpecAugment, dropout, CTC from layers between."""
         inputs, lens = batch.inputs, batch.lens
-        if inputs.ndim == 2:
+        takes = self.model.front_end.config.takes
+        if takes == "sound":
             inputs, lens = change_speed(inputs, lens, batch.speed)
         X, X_lens = self.model.front_end(inputs, lens)
-        X = self.spec_augment(X, X_lens)
+        if takes != "text":
+            X = self.spec_augment(X, X_lens)
         output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens, self.config.loss.intermediate_ctc)
         return self._loss(output, batch, tokens)
 

@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
-from asr.model.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention
+from asr.model.attention import MultiHeadAttention
 from asr.model.config import ModelConfig
+from asr.model.dot_product import attention_weights, scaled_dot_product_attention
 from asr.model.masks import causal_mask, length_mask
 
 X = [[0.5, 0.1, 0.3], [0.7, 0.2, 0.9], [0.6, 0.4, 0.8], [0.8, 0.3, 0.5]]

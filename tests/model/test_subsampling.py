@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from asr.model.config import ModelConfig
-from asr.model.subsampling import Conv1dSubsampling, ConvSubsampling
+from asr.model.encoder import Encoder
+from asr.model.subsampling import PART, Conv1dSubsampling, ConvSubsampling, LinearFrontEnd
 
 
 def subsampler(factor: int) -> ConvSubsampling:
@@ -48,5 +49,42 @@ def test_over_time_alone_every_frame_counts_from_the_first(kind, factor):
 
 
 def test_a_subsampler_by_another_factor_than_its_own_is_refused():
-    with pytest.raises(ValueError, match="model.subsampler=conv1d does not subsample by 4"):
+    with pytest.raises(ValueError, match="model.subsampling=4: model.subsampler=conv1d is by 2"):
         ModelConfig(subsampler="conv1d", subsampling=4)
+
+
+@pytest.mark.parametrize("factor", [2, 4, 6, 8])
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 40])
+def test_what_is_long_is_subsampled_in_parts_and_comes_out_the_same(factor, beyond):
+    module = subsampler(factor)
+    frames = PART * factor + module.reach - module.factor + beyond
+    X, lens = torch.randn(1, frames, 80), torch.tensor([frames])
+    whole, whole_lens = module(X, lens)
+    with torch.no_grad():
+        parts, parts_lens = module(X, lens)
+    assert whole_lens == parts_lens == whole.shape[1]
+    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
+
+
+def test_a_linear_front_end_leaves_every_frame_by_itself():
+    module = LinearFrontEnd(ModelConfig(subsampler="linear", subsampling=1, input_dim=5, d_model=16))
+    X, lens = torch.randn(2, 7, 5), torch.tensor([7, 3])
+    x, x_lens = module(X, lens)
+    assert x.shape == (2, 7, 16) and x_lens.tolist() == [7, 3]
+    torch.testing.assert_close(module(X[:, 2:3], lens)[0], x[:, 2:3])
+    assert module.output_lens(torch.tensor(7)) == 7
+
+
+def test_token_ids_are_embedded_one_by_one():
+    encoder = Encoder(ModelConfig(subsampler="embedding", subsampling=1, d_model=16, vocab_size=9, encoder_layers=1))
+    x, lens = encoder.subsampling(torch.tensor([[4, 8, 4]]), torch.tensor([3]))
+    assert x.shape == (1, 3, 16) and lens.tolist() == [3]
+    assert torch.equal(x[0, 0], x[0, 2]) and not torch.equal(x[0, 0], x[0, 1])
+    memory, lens = encoder(torch.tensor([[4, 8, 4]]), torch.tensor([3]))
+    assert memory.shape == (1, 3, 16) and lens.tolist() == [3]
+
+
+@pytest.mark.parametrize(("subsampler", "factor"), [("linear", 4), ("embedding", 2), ("conv2d", 1)])
+def test_front_ends_have_their_own_factors(subsampler, factor):
+    with pytest.raises(ValueError, match=f"model.subsampling={factor}: model.subsampler={subsampler} is by"):
+        ModelConfig(subsampler=subsampler, subsampling=factor)

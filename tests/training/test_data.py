@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from asr.training.batches import LABELS, Bucket, make_buckets
 from asr.training.building import build_model, build_tokenizer
-from asr.training.data import LABELS, Bucket, SpeechData, make_buckets
+from asr.training.data import SpeechData
 from tests.training.test_training import corpus, options  # noqa: F401 (a fixture)
 
 

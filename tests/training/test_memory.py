@@ -37,7 +37,7 @@ def test_trying_changes_nothing(corpus, data, tmp_path, monkeypatch):  # noqa: F
 
     def try_on_a_cpu(callback, trainer, module):
         for size in (Size(4, 2.0, 12), Size(9, 0.8, 4)):
-            try_batch(module, size)
+            try_batch(module, size, vocabulary=7)
             tried.append(size)
 
     monkeypatch.setattr(LargestFirst, "on_train_start", try_on_a_cpu)
@@ -52,7 +52,9 @@ def test_too_little_memory_is_told_before_the_first_update(corpus, tmp_path, mon
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(SpeechTraining, "losses", full)
-    monkeypatch.setattr(LargestFirst, "on_train_start", lambda self, trainer, module: try_batch(module, Size(4, 30, 9)))
+    monkeypatch.setattr(
+        LargestFirst, "on_train_start", lambda self, trainer, module: try_batch(module, Size(4, 30, 9), 7)
+    )
     with pytest.raises(ValueError, match=r"4 utterances of 30\.0 s .* data\.batch_seconds"):
         train(options(corpus, tmp_path / "exp", "epochs=1"))
 

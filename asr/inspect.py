@@ -1,0 +1,136 @@
+"""Seeing inside: `python -m asr.inspect FILE --out page.html` transcribes a recording and writes one page with what the
+model saw meanwhile: features, CTC posteriors, attention of every layer and head. `docs/inside.md` explains it.
+
+Exit code 2 for a wrong option or model, 1 for a recording that cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import io
+from itertools import islice, product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asr.commands import add_decoding_options, fail, load_recognizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from asr.decode.observation import Observation
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 80em; margin: 2em auto; padding: 0 1em }}
+img {{ max-width: 100%; height: auto; display: block }} img[hidden] {{ display: none }}
+blockquote {{ font-size: 1.2em }}
+</style></head>
+<body><h1>{title}</h1>
+<p>{summary}</p>
+<blockquote>{text}</blockquote>
+{sections}
+<script>
+for (const section of document.querySelectorAll("section[data-layers]")) {{
+  const [layer, head] = section.querySelectorAll("select");
+  const show = () => {{
+    for (const image of section.querySelectorAll("img"))
+      image.hidden = image.dataset.layer !== layer.value || image.dataset.head !== head.value;
+  }};
+  layer.addEventListener("change", show);
+  head.addEventListener("change", show);
+  show();
+}}
+</script>
+</body></html>
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="asr-inspect", description="A page with what went on inside the model.")
+    parser.add_argument("file", metavar="FILE", help="sound, or what else the model takes (of text: its first line)")
+    parser.add_argument("--out", type=Path, default=Path("page.html"), help="page to write (default: page.html)")
+    parser.add_argument("--piece", type=int, default=1, help="which piece of a long recording (default: the first)")
+    add_decoding_options(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    if args.piece < 1:
+        fail("asr.inspect", f"--piece counts from 1, and is {args.piece}")
+    try:
+        recognizer = load_recognizer(args)
+    except ValueError as error:
+        fail("asr.inspect", error)
+    from asr.audio.reading import AudioError, read_lines
+    from asr.decode.observation import observe
+
+    try:
+        recording = next(read_lines(args.file), "") if recognizer.takes == "text" else args.file
+        piece = next(islice(recognizer.pieces(recording), args.piece - 1, None), None)
+        if piece is None or not len(piece.samples):
+            raise AudioError(f"{args.file}: there is no piece {args.piece} in it")
+        observation = observe(recognizer, piece.samples)
+        args.out.write_text(page(observation, args.file, piece.start), encoding="utf-8")
+    except (AudioError, OSError) as error:
+        fail("asr.inspect", error, code=1)
+    print(f"{args.out}: {observation.text}")
+
+
+def page(observation: Observation, name: str, start: float = 0.0) -> str:
+    """The page as HTML that needs nothing else; `start`: seconds of the recording before what was observed."""
+    from asr import plots
+
+    sections = []
+    if observation.takes != "text":
+        sections.append(_section("What was heard, and when", plots.sound(observation)))
+    for title, weights, draw in (
+        ("Cross-attention: tokens against time", observation.cross_attention, plots.cross_attention),
+        ("Self-attention of the encoder", observation.self_attention, plots.self_attention),
+    ):
+        sections.append(_by_layer_and_head(title, weights.shape[0], weights.shape[1], observation, draw))
+    sections.append(_section("Every head: entropy and diagonality", plots.heads(observation)))
+    sections.append(_section("Scores with and without 1/√d_k", plots.spread(observation)))
+    sections.append(_section("Positions", plots.positions(observation)))
+    end = start + observation.seconds
+    summary = f"{start:.2f} to {end:.2f} s" if observation.takes != "text" else f"{len(observation.features)} tokens"
+    layers = f"{observation.self_attention.shape[1]} heads in {len(observation.self_attention)} encoder layers"
+    decoder = f"{observation.cross_attention.shape[1]} in {len(observation.cross_attention)} decoder layers"
+    return PAGE.format(
+        title=html.escape(Path(name).name),
+        summary=f"{summary}; {len(observation.tokens) - 1} tokens; {layers}, {decoder}",
+        text=html.escape(observation.text) or "<i>nothing was heard</i>",
+        sections="\n".join(sections),
+    )
+
+
+def _section(title: str, figure: Figure) -> str:
+    return f"<section><h2>{title}</h2>\n{_image(figure, title)}</section>"
+
+
+def _by_layer_and_head(title: str, layers: int, heads: int, observation: Observation, draw) -> str:
+    images = "\n".join(
+        _image(draw(observation, layer, head), title, f' data-layer="{layer}" data-head="{head}" hidden')
+        for layer, head in product(range(1, layers + 1), range(1, heads + 1))
+    )
+    chosen = f"<label>layer {_select(layers, layers)}</label> <label>head {_select(heads, 1)}</label>"
+    return f'<section data-layers="{layers}"><h2>{title}</h2>\n<p>{chosen}</p>\n{images}</section>'
+
+
+def _select(count: int, chosen: int) -> str:
+    options = (f"<option{' selected' if i == chosen else ''}>{i}</option>" for i in range(1, count + 1))
+    return f"<select>{''.join(options)}</select>"
+
+
+def _image(figure: Figure, title: str, attributes: str = "") -> str:
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=90)
+    data = base64.b64encode(drawn.getvalue()).decode()
+    return f'<img alt="{html.escape(title)}"{attributes} src="data:image/png;base64,{data}">'
+
+
+if __name__ == "__main__":
+    main()

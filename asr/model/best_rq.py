@@ -1,0 +1,108 @@
+"""Learning an encoder from sound alone: BEST-RQ (Chiu et al. 2022, "Self-supervised learning with random-projection
+quantizer for speech recognition").
+
+Stretches of the features are replaced by noise, and the encoder predicts what was there: not the features, but the
+codes that a quantiser gives them which was drawn at random and never learns. With several codebooks each predicts its
+own code (Zhang et al. 2023, Google USM).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from asr.model.encoder import Encoder
+
+
+@dataclass(frozen=True)
+class MaskedPredictionConfig:
+    codebooks: int = 4
+    codes: int = 1024  # of a codebook
+    code_dim: int = 16  # width to which features are projected before the nearest code is looked for
+    mask_start: float = 0.01  # probability that a masked stretch begins at a frame of the features
+    mask_frames: int = 40  # length of a stretch; stretches may overlap
+    mask_noise: float = 0.1  # deviation of the normal noise in the place of masked features, which are normalised
+
+    def __post_init__(self):
+        if min(self.codebooks, self.code_dim, self.mask_frames) < 1 or self.codes < 2 or self.mask_noise < 0:
+            raise ValueError(
+                "masked_prediction: codebooks, code_dim and mask_frames must be at least 1, codes 2, mask_noise 0"
+            )
+        if not 0 < self.mask_start < 1:
+            raise ValueError(f"masked_prediction.mask_start must lie in (0, 1), not {self.mask_start}")
+
+
+class RandomProjectionQuantizer(nn.Module):
+    """Features to codes: a random projection, and the nearest of random codes, both of length 1 there."""
+
+    def __init__(self, width: int, config: MaskedPredictionConfig):
+        super().__init__()
+        shape = (config.codebooks, width, config.code_dim)
+        self.register_buffer("projection", nn.init.xavier_uniform_(torch.empty(shape)))
+        codes = torch.randn(config.codebooks, config.codes, config.code_dim)
+        self.register_buffer("codes", nn.functional.normalize(codes, dim=2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x (..., width)` -> codes `(..., codebooks)`."""
+        with torch.autocast(x.device.type, enabled=False):
+            # the nearest of vectors of length 1 is the one with the largest scalar product, whatever x's own length
+            products = torch.einsum("...w,nwc,nkc->...nk", x.float(), self.projection, self.codes)
+        return products.argmax(dim=-1)
+
+
+class Prediction(NamedTuple):
+    """Of the masked encoder frames of a batch."""
+
+    loss: Tensor  # cross-entropy per code, in nats
+    accuracy: Tensor  # share of the codes that are the likeliest
+    frames: Tensor  # how many masked frames there were
+
+
+class MaskedPrediction(nn.Module):
+    """An encoder under training: the masks, the quantiser and a linear layer that predicts codes."""
+
+    def __init__(self, encoder: Encoder, dim: int, config: MaskedPredictionConfig):
+        """`dim`: d, the width of the features."""
+        super().__init__()
+        self.config = config
+        self.encoder = encoder
+        self.factor = encoder.subsampling.factor
+        self.quantizer = RandomProjectionQuantizer(dim * self.factor, config)
+        self.output = nn.Linear(encoder.config.d_model, config.codebooks * config.codes)
+
+    def forward(self, X: Tensor, X_lens: Tensor) -> Prediction:
+        """Normalised features X `(B, T, d)`, X_lens `(B,)`. The mask is drawn anew each time."""
+        mask = self.draw_mask(X)
+        memory, lens = self.encoder(self.masked(X, mask), X_lens)
+        length = memory.shape[1]
+        codes = self.quantizer(self.stacked(X, length))
+        real = torch.arange(length, device=X.device) < lens[:, None]
+        hidden = (self.stacked(mask[:, :, None], length).all(dim=2) & real)[:, :, None]
+        log_probs = self.output(memory).float().unflatten(2, (self.config.codebooks, -1)).log_softmax(dim=3)
+        likelihood = log_probs.gather(3, codes[..., None])[..., 0].masked_fill(~hidden, 0.0)
+        right = (log_probs.argmax(dim=3) == codes) & hidden
+        count = (self.config.codebooks * hidden.sum()).clamp(min=1)
+        return Prediction(-likelihood.sum() / count, right.sum() / count, hidden.sum())
+
+    def draw_mask(self, X: Tensor) -> Tensor:
+        """`(B, T)`, True = masked: stretches of `mask_frames` from frames drawn with probability `mask_start`."""
+        starts = torch.rand(X.shape[:2], device=X.device) < self.config.mask_start
+        reach = self.config.mask_frames - 1
+        padded = nn.functional.pad(starts.float(), (reach, 0))
+        return nn.functional.max_pool1d(padded[:, None], reach + 1, stride=1)[:, 0] > 0
+
+    def masked(self, X: Tensor, mask: Tensor) -> Tensor:
+        """X with noise in the place of the frames in `mask (B, T)`."""
+        noise = torch.randn(X.shape, device=X.device, dtype=X.dtype) * self.config.mask_noise
+        return torch.where(mask[:, :, None], noise, X)
+
+    def stacked(self, X: Tensor, length: int) -> Tensor:
+        """The frames in the middle of what each encoder frame sees, side by side: `(B, T, d)` -> `(B, length, s d)`
+        where the subsampling is by s."""
+        first = self.encoder.subsampling.first_centre
+        missing = first + length * self.factor - X.shape[1]
+        X = nn.functional.pad(X, (0, 0, 0, max(0, missing)))[:, first : first + length * self.factor]
+        return X.unflatten(1, (length, self.factor)).flatten(2)

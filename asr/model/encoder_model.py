@@ -1,0 +1,37 @@
+"""An encoder alone, as pre-training leaves it: front end and encoder, and the folder they live in."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from asr.audio.features import FeatureConfig, FrontEnd
+from asr.model.config import ModelConfig
+from asr.model.encoder import Encoder
+from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
+
+
+class EncoderModel(nn.Module):
+    """What a recogniser can begin from (`init_from`). Of `config` it has the encoder."""
+
+    def __init__(self, features: FeatureConfig, config: ModelConfig):
+        super().__init__()
+        self.front_end = FrontEnd(features)
+        self.encoder = Encoder(config)
+
+    def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+        """Writes the model folder; `dtype` is that of the weights on disk."""
+        description = {"features": asdict(self.front_end.config), "encoder": self.encoder.config.to_dict()}
+        write_folder(folder, self, description, dtype)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> EncoderModel:
+        """The encoder of a folder, in float32. Raises ModelError for what is none."""
+        with read_folder(folder) as (description, weights):
+            with WithoutStartValues():
+                model = cls(FeatureConfig(**description["features"]), ModelConfig.from_dict(description["encoder"]))
+            load_weights(model, weights)
+        return model

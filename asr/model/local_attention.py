@@ -1,0 +1,44 @@
+"""Attention within a window, exact and in blocks: time and memory grow with the length and not with its square.
+
+The queries are cut into blocks; a block sees the keys of its own stretch, those that its first query's window reaches
+before it, and its last query's after it. (The sliding window of Beltagy et al. 2020, Longformer, section 3.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from asr.model.dot_product import scaled_dot_product_attention
+from asr.model.dropout import Dropout
+
+SMALLEST_BLOCK = 64  # queries; shorter blocks would spend their time on keys that they share with their neighbours
+
+
+def local_attention(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    left: int,
+    right: int,
+    mask: Tensor | None = None,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """softmax(Q Kᵀ / √d_k) V over the keys from `left` before each query to `right` after it: Q, K `(B, H, L, d_k)`,
+    V `(B, H, L, d_v)` -> `(B, H, L, d_v)`.
+
+    `mask (B, 1, 1, L)`: keys in the padding. A query that sees no key gets zeros."""
+    B, _, L, _ = Q.shape
+    block = max(SMALLEST_BLOCK, left + right)
+    width, blocks = left + block + right, -(-L // block)
+    beyond = blocks * block - L
+    Q = nn.functional.pad(Q, (0, 0, 0, beyond)).unflatten(2, (blocks, block))
+    K, V = (nn.functional.pad(x, (0, 0, left, beyond + right)).unfold(2, width, block).mT for x in (K, V))
+    hidden = torch.zeros(1, 1, 1, L, dtype=torch.bool, device=Q.device) if mask is None else mask
+    hidden = nn.functional.pad(hidden, (left, beyond + right), value=True)[:, 0, 0].unfold(1, width, block)
+    distance = torch.arange(width, device=Q.device) - left - torch.arange(block, device=Q.device)[:, None]
+    outside = (distance < -left) | (distance > right)
+    masks = outside | hidden[:, :, None, :].expand(B, -1, -1, -1)  # (B, blocks, block, width)
+    Q, K, V = (x.transpose(1, 2).flatten(0, 1) for x in (Q, K, V))  # (B · blocks, H, ...)
+    out = scaled_dot_product_attention(Q, K, V, masks.flatten(0, 1)[:, None], dropout)
+    return out.unflatten(0, (B, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :L]

@@ -1,0 +1,113 @@
+"""Batches: utterances of about the same length, as tensors of few different shapes."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from bisect import bisect_left
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from lhotse import CutSet
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
+from asr.corpus import input_kind, iterate
+from asr.text.tokenizer import Tokenizer
+
+BUCKETS = 20  # leave 5 to 7 % of the frames to padding
+LABELS = 8  # labels, and texts, are padded to multiples of so many
+
+
+class Bucket(NamedTuple):
+    """Of the batches whose utterances are about equally long: seconds to which each is padded, and how many they are.
+
+    All its batches have one shape (and one more for each speed). Kernels are made for a shape and memory is cut for it:
+    with batches of ever new shapes a training on a CPU spends a third of its time on both."""
+
+    seconds: float
+    utterances: int
+
+
+def make_buckets(durations: list[float], batch_seconds: float) -> list[Bucket]:
+    """At most `BUCKETS`, of equal shares of the sound, from short to long; with little sound fewer, so that each keeps
+    about two batches. The batches of a bucket are about equally full."""
+    longest = np.sort(durations)
+    sound = longest.cumsum()
+    count = min(BUCKETS, max(1, int(sound[-1] / batch_seconds / 2)))
+    last = np.searchsorted(sound, sound[-1] * np.arange(1, count + 1) / count).clip(max=len(longest) - 1)
+    edges = np.unique(longest[last])
+    sizes = np.diff(np.searchsorted(longest, edges, side="right"), prepend=0)
+    batches = np.ceil(sizes / np.maximum(1, batch_seconds // edges))
+    utterances = np.ceil(sizes / batches).astype(int)
+    return [Bucket(*bucket) for bucket in zip(edges.tolist(), utterances.tolist(), strict=True)]
+
+
+class Batch(NamedTuple):
+    """B utterances, padded with zeros; none where nothing of the batch could be read."""
+
+    inputs: Tensor  # (B, N) samples, (B, T, d) matrices, or (B, T) token ids
+    lens: Tensor  # (B,) in samples, frames or tokens
+    Y: Tensor  # (B, U)
+    Y_lens: Tensor  # (B,)
+    texts: list[str]  # normalised
+    speed: float  # at which training plays it
+
+
+class SpeechDataset(Dataset):
+    """A batch of cuts and its seed to a `Batch`, padded as its bucket says; what cannot be read is left out.
+
+    The speed is that of the whole batch: drawn for each utterance it would undo what the buckets save, 17 % of AN4's
+    frames were padding then."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, speeds: list[float], buckets: list[Bucket], longest: int | None = None
+    ):
+        """`tokenizer` None: there are no labels; `longest`: labels that the decoder has positions for, None: any
+        number."""
+        self.tokenizer = tokenizer
+        self.longest = longest or sys.maxsize
+        self.speeds = speeds
+        self.seconds = [bucket.seconds for bucket in buckets]
+
+    def __getitem__(self, batch: tuple[CutSet, int]) -> Batch:
+        cuts, seed = batch
+        inputs, texts = [], []
+        speed = random.Random(seed).choice(self.speeds)
+        for cut, sound in iterate(cuts):
+            inputs.append(self._labels(sound) if isinstance(sound, str) else torch.from_numpy(sound))
+            texts.append(cut.supervisions[0].text)
+        if not inputs:
+            nothing = torch.zeros(0, dtype=torch.int64)
+            return Batch(torch.zeros(0, 1), nothing, nothing[:, None], nothing, [], speed)
+        labels = [self._labels(text) for text in texts]
+        seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
+        rate = STEPS_PER_SECOND if cuts[0].recording is None else SAMPLE_RATE
+        # a text has fewer tokens than characters, by which buckets go
+        length = _rounded(inputs) if input_kind(cuts[0]) == "text" else math.ceil(seconds * rate)
+        return Batch(
+            _padded(inputs, length),
+            torch.tensor([len(x) for x in inputs]),
+            _padded(labels, min(_rounded(labels), self.longest)),
+            torch.tensor([len(y) for y in labels]),
+            texts,
+            speed,
+        )
+
+    def _labels(self, text: str) -> Tensor:
+        return torch.tensor(self.tokenizer.encode(text) if self.tokenizer else [], dtype=torch.int64)
+
+
+def _rounded(labels: list[Tensor]) -> int:
+    return math.ceil(max(map(len, labels)) / LABELS) * LABELS
+
+
+def _padded(sequences: list[Tensor], length: int) -> Tensor:
+    """`(B, length, ...)`, with zeros; longer where a sequence is."""
+    padded = pad_sequence(sequences, batch_first=True)
+    missing = max(0, length - padded.shape[1])
+    return torch.nn.functional.pad(padded, (0, 0) * (padded.ndim - 2) + (0, missing))

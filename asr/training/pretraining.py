@@ -1,0 +1,100 @@
+"""A pre-training from beginning to end: sound, masked prediction, export of the encoder."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+
+from asr.audio.augment import change_speed
+from asr.model.best_rq import MaskedPrediction, Prediction
+from asr.model.encoder_model import EncoderModel
+from asr.training.batches import Batch
+from asr.training.callbacks import EpochLine
+from asr.training.config import PretrainConfig
+from asr.training.data import SoundData
+from asr.training.memory import FreedMemory, LargestFirst
+from asr.training.optimized import Optimized
+from asr.training.report import write_report
+from asr.training.resuming import Latest, step_seed
+from asr.training.trainer import begin, new_trainer, set_statistics
+
+logger = logging.getLogger(__name__)
+
+
+class Pretraining(Optimized):
+    """Trains the encoder of an `EncoderModel` for `updates` optimiser steps."""
+
+    def __init__(self, config: PretrainConfig, model: EncoderModel, updates: int):
+        super().__init__(config.optimizer, updates, config.seed)
+        self.config = config
+        self.model = model
+        self.masked_prediction = MaskedPrediction(model.encoder, config.features.dim, config.masked_prediction)
+
+    def training_step(self, batch: Batch) -> torch.Tensor:
+        if not len(batch.lens):  # the other processes wait for gradients all the same
+            return 0.0 * sum(parameter.sum() for parameter in self.parameters())
+        found = self._predict(batch)
+        values = {"train/total": found.loss.detach(), "train/accuracy": 100 * found.accuracy}
+        self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))
+        return found.loss
+
+    def total_loss(self, batch: Batch) -> torch.Tensor:
+        return self._predict(batch).loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        if not len(batch.lens):
+            return
+        torch.manual_seed(step_seed(self.seed, 0, self.global_rank, batch_idx))  # the same masks each time
+        found = self._predict(batch)
+        values = {"dev/loss": found.loss, "dev/accuracy": 100 * found.accuracy}
+        self.log_dict(values, batch_size=len(batch.lens), sync_dist=True)
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        checkpoint["config"] = asdict(self.config)
+
+    def _predict(self, batch: Batch) -> Prediction:
+        inputs, lens = batch.inputs, batch.lens
+        if self.model.front_end.config.takes == "sound":
+            inputs, lens = change_speed(inputs, lens, batch.speed)
+        return self.masked_prediction(*self.model.front_end(inputs, lens))
+
+
+def pretrain(config: PretrainConfig) -> tuple[Path, float]:
+    """Trains and exports the encoder of the best epoch: its folder, and its loss on dev in nats a code.
+
+    Raises ValueError for data or options that cannot be used, FileExistsError where `config.out` holds a training that
+    is not to be resumed."""
+    out = Path(config.out)
+    last = begin(config)
+    data = SoundData(config.data, config.seed)
+    model = EncoderModel(config.features, replace(config.model, input_dim=config.features.dim))
+    data.fit_to(model.front_end, model.encoder)
+    best = ModelCheckpoint(
+        out / "checkpoints", filename="{epoch:03d}-{dev/loss:.4f}", auto_insert_metric_name=False, monitor="dev/loss"
+    )
+    latest = Latest(out / "checkpoints", config.save_minutes)
+    line = EpochLine(data.train_seconds, {"dev/accuracy": "dev accuracy {:.1f} %"})
+    callbacks = [FreedMemory(), LargestFirst(data), best, latest, line, LearningRateMonitor("step")]
+    trainer, updates = new_trainer(config, data, callbacks)
+    if not last:
+        set_statistics(model.front_end, data)
+    module = Pretraining(config, model, updates)
+    hours, parameters = data.train_seconds / 3600, sum(p.numel() for p in model.parameters()) / 1e6
+    logger.info(
+        "%.2f h of sound in %d recordings, %.1f M parameters, %s, %s updates",
+        *(hours, len(data.train_cuts), parameters, trainer.precision, updates),
+    )
+    trainer.fit(module, data, ckpt_path=last, weights_only=True)
+    module.load_state_dict(torch.load(best.best_model_path, weights_only=True)["state_dict"])
+    figures = trainer.validate(module, data, verbose=False)[0]
+    folder = out / "model"
+    summary = f"dev loss {figures['dev/loss']:.3f} a code, {figures['dev/accuracy']:.1f} % of the codes right"
+    if trainer.is_global_zero:
+        model.save(folder, getattr(torch, config.export))
+        write_report(out, f"{summary}; {hours:.2f} h of sound, {parameters:.1f} M parameters", asdict(config))
+    logger.info("%s; the encoder is in %s, the curves in %s", summary, folder, out / "report.html")
+    return folder, figures["dev/loss"]

@@ -1,0 +1,95 @@
+"""Time and memory of the encoder against the length of a recording, with full attention and with a window.
+
+    python benchmarks/attention.py [--seconds 10 60 600 3600] [--left 64] [--right 64] [--out docs/attention.png]
+
+The encoder of the model that ships (random weights, float32), one recording in one piece, a process of its own for each
+measurement (Linux): its time, and by how much its resident set was larger meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+from rows import measured
+
+KINDS = ("full", "local")
+
+
+def measure(seconds: float, window: tuple[int, int] | None) -> tuple[float, float]:
+    """Seconds of a pass, and MiB that it needs."""
+    import time
+    from dataclasses import replace
+
+    import torch
+
+    import asr
+    from asr.model.encoder import Encoder
+
+    config = asr.load().model.transformer.config
+    left, right = window or (None, None)
+    encoder = Encoder(replace(config, attention_left=left, attention_right=right)).eval()
+    frames = round(seconds * 100)
+    X, lens = torch.randn(1, frames, config.input_dim), torch.tensor([frames])
+    with torch.inference_mode():
+        encoder(X[:, :1000], lens.clamp(max=1000))  # kernels are made
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = resident("VmHWM")
+        started = time.perf_counter()
+        encoder(X, lens)
+        return time.perf_counter() - started, resident("VmHWM") - before
+
+
+def resident(name: str) -> float:
+    """MiB: VmRSS is what is resident, VmHWM its peak."""
+    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+def measure_apart(seconds: float, kind: str, args: argparse.Namespace) -> tuple[float, float]:
+    window = ["--left", str(args.left), "--right", str(args.right)]
+    return measured([__file__, "--measure", kind, "--seconds", str(seconds), *window], args.threads)
+
+
+def draw(rows: list[tuple[float, dict[str, tuple[float, float]]]], out: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    minutes = [seconds / 60 for seconds, _ in rows]
+    for i, title in enumerate(("seconds for a pass", "MiB for a pass")):
+        axes = figure.add_subplot(1, 2, i + 1, title=title, xlabel="minutes of sound", xscale="log", yscale="log")
+        for kind in KINDS:
+            axes.plot(minutes, [values[kind][i] for _, values in rows], marker="o", label=f"{kind} attention")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(out, dpi=90)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, nargs="+", default=[10, 60, 300, 600, 1800, 3600])
+    parser.add_argument("--left", type=int, default=64, help="frames before a frame (80 ms each)")
+    parser.add_argument("--right", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="picture to write")
+    parser.add_argument("--measure", choices=KINDS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        window = (args.left, args.right) if args.measure == "local" else None
+        print(json.dumps(measure(args.seconds[0], window)))
+        return
+    print("| sound | full: time, memory | local: time, memory | full / local |\n| --- | --- | --- | --- |")
+    rows = []
+    for seconds in args.seconds:
+        values = {kind: measure_apart(seconds, kind, args) for kind in KINDS}
+        rows.append((seconds, values))
+        (full, full_mib), (local, local_mib) = (values[kind] for kind in KINDS)
+        ratio = f"{full / local:.1f} x, {full_mib / local_mib:.1f} x"
+        print(f"| {seconds:g} s | {full:.2f} s, {full_mib:.0f} MiB | {local:.2f} s, {local_mib:.0f} MiB | {ratio} |")
+    if args.out:
+        draw(rows, args.out)
+
+
+if __name__ == "__main__":
+    main()

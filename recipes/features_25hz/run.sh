@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Feature matrices whose labels come about as fast as their frames: a linear front end, against a subsampling by 4.
+#   recipes/features_25hz/run.sh [--out exp/features_25hz] [--stage 1] [--stop-stage 4] [option=value ...]
+# Needs no data. Options of asr.train may follow. A run that was interrupted goes on with the stage that it was in.
+set -euo pipefail
+# shellcheck source=recipes/stages.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
+parse "" exp/features_25hz 4 "$@"
+
+if begin 1 "3,000 generated utterances, and 500 for the test"; then
+  python "$(dirname "${BASH_SOURCE[0]}")/make.py" --out "$out/data"
+  finish
+fi
+
+fit() { # FOLDER [OPTION...]
+  local resume=false
+  [ -e "$1/checkpoints/last.ckpt" ] && resume=true
+  python -m asr.train experiment=features_25hz "data.train=[$out/data/train]" "data.dev=[$out/data/dev]" \
+    "out=$1" "resume=$resume" "${@:2}" ${options[@]+"${options[@]}"}
+}
+
+if begin 2 "training with the linear front end (conf/experiment/features_25hz.yaml says how long)"; then
+  fit "$out/linear"
+  finish
+fi
+
+if begin 3 "training with a subsampling by 4: too few frames for CTC"; then
+  fit "$out/by4" model.subsampler=conv2d model.subsampling=4 model.ctc=false model.tokens_per_frame=8 \
+    validation.ctc_weight=0
+  finish
+fi
+
+if begin 4 "test: errors by label"; then
+  for front_end in linear by4; do
+    errors=$(python -m asr.evaluate "$out/data/test" --model "$out/$front_end/model" | sed -n 's/^CER //p')
+    echo "$front_end: $errors"
+  done | tee "$out/RESULTS.md"
+  finish
+fi

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Learning without transcripts: an encoder is trained on the sound of all training corpora, a recogniser begins from it
+# with one hour of transcribed speech, and another begins with nothing, with as many steps.
+#   recipes/pretrain/run.sh --speech DIR [--out exp/pretrain] [--stage 1] [--stop-stage 5] [option=value ...]
+# DIR holds *.train.tar, librispeech-train-clean-5.train.tar and librispeech-dev-clean-half.dev.tar among them (a
+# manifest.jsonl and its audio in each). Options that asr.pretrain and asr.train share may follow.
+# One core of a server CPU with AMX-BF16: an hour of pre-training (22 h of sound, 5 epochs), then half an hour for each
+# of the two recognisers. A run that was interrupted goes on with the stage that it was in.
+set -euo pipefail
+# shellcheck source=recipes/stages.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
+parse --speech exp/pretrain 5 "$@"
+labelled=librispeech-train-clean-5.train dev=librispeech-dev-clean-half.dev
+
+if begin 1 "cuts; 286 utterances (1 h) with their transcripts, 100 of dev to choose checkpoints by"; then
+  for tar in "$data"/*.train.tar "$data/$dev.tar"; do
+    [ -f "$tar" ] || wrong "--speech '$data' holds no $(basename "$tar")"
+    name=$(basename "$tar" .tar)
+    python -m asr.corpus prepare "$tar" --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
+  done
+  python -m asr.corpus sample "$cuts/$labelled.jsonl.gz" --utterances 286 --out "$cuts/hour.jsonl.gz"
+  python -m asr.corpus sample "$cuts/$dev.jsonl.gz" --utterances 100 --out "$cuts/some.jsonl.gz"
+  finish
+fi
+
+# run COMMAND FOLDER OPTION...: goes on where it was interrupted
+run() {
+  local resume=false
+  [ -e "$2/checkpoints/last.ckpt" ] && resume=true
+  python -m "$1" "data.dev=[$cuts/some.jsonl.gz]" data.max_seconds=20 "out=$2" "resume=$resume" "${@:3}" \
+    ${options[@]+"${options[@]}"}
+}
+
+recogniser() { # FOLDER [OPTION...]
+  run asr.train "$1" experiment=mini_librispeech "data.train=[$cuts/hour.jsonl.gz]" data.batch_seconds=40 \
+    data.global_batch_seconds=40 epochs=50 validate_every=5 "${@:2}"
+}
+
+if begin 2 "pre-training on all sound"; then
+  run asr.pretrain "$out/encoder" "data.train=$(joined "$cuts"/*.train.jsonl.gz)" data.batch_seconds=80 \
+    data.global_batch_seconds=80 model.d_model=192 model.ffn_dim=768 model.subsampling=8 model.conv_kernel=9 \
+    optimizer.warmup=300 epochs=5
+  finish
+fi
+
+if begin 3 "a recogniser from the encoder"; then
+  recogniser "$out/from_encoder" "init_from=$out/encoder/model"
+  finish
+fi
+
+if begin 4 "the same from nothing"; then
+  recogniser "$out/from_nothing"
+  finish
+fi
+
+if begin 5 WER; then
+  {
+    echo "| begins from | decoding | WER, errors |"
+    echo "| --- | --- | --- |"
+    for model in from_encoder from_nothing; do
+      for decoding in ctc beam; do
+        errors=$(python -m asr.evaluate "$cuts/$dev.jsonl.gz" --model "$out/$model/model" --strategy $decoding |
+          sed -n '1s/^WER //p')
+        echo "| ${model#from_} | $decoding | $errors |"
+      done
+    done
+  } | tee "$out/RESULTS.md"
+  finish
+fi

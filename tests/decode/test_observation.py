@@ -1,0 +1,95 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import asr
+from asr.audio.reading import read_audio
+from asr.decode import DecodeOptions, Recognizer
+from asr.decode.observation import diagonality, entropy, observe, score_spread, unscaled
+from asr.model.dot_product import attention_weights
+from asr.resources import resource
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    recognizer = asr.load()
+    sound = read_audio(resource("data", "samples", "corner.flac"))
+    return recognizer, sound, observe(recognizer, sound)
+
+
+def test_what_is_observed_is_what_is_transcribed(shipped):
+    recognizer, sound, observation = shipped
+    assert observation.text == recognizer.transcribe(sound).text == "a man with a black dog was standing at the corner"
+    assert [word.text for word in observation.words] == observation.text.split()
+    assert "".join(observation.tokens[:-1]).replace("\u2423", " ").strip() == observation.text
+    assert observation.tokens[-1] == "<eos>"
+
+
+def test_words_follow_each_other_in_time(shipped):
+    *_, observation = shipped
+    edges = [edge for word in observation.words for edge in (word.start, word.end)]
+    assert edges == sorted(edges) and edges[0] >= 0 and edges[-1] <= observation.seconds
+    spoken = {word.text: word.start for word in observation.words}
+    assert spoken["black"] == pytest.approx(0.7, abs=0.2) and spoken["corner"] == pytest.approx(2.1, abs=0.2)
+
+
+def test_all_weights_are_there_and_sum_to_one(shipped):
+    recognizer, _, observation = shipped
+    config = recognizer.model.transformer.config
+    M, T = len(observation.ctc), len(observation.tokens)
+    assert observation.self_attention.shape == (config.encoder_layers, config.num_heads, M, M)
+    assert observation.cross_attention.shape == (config.decoder_layers, config.num_heads, T, M)
+    assert observation.positions.shape == (M, config.d_model)
+    for weights in (observation.self_attention, observation.cross_attention):
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1]), atol=0.02, rtol=0)  # bfloat16
+    assert observation.ctc.sum(dim=1) == pytest.approx(np.ones(M), abs=1e-4)
+
+
+def test_entropy_of_even_and_of_sharp_attention():
+    assert float(entropy(torch.full((3, 8), 1 / 8))) == pytest.approx(math.log(8))
+    assert float(entropy(torch.eye(8))) == pytest.approx(0, abs=1e-6)
+
+
+def test_diagonality_of_the_diagonal_of_even_attention_and_of_the_far_corner():
+    assert float(diagonality(torch.eye(9))) == 1
+    assert float(diagonality(torch.eye(9).flip(0)[:1])) == 0  # the first query at the last key
+    assert 0.3 < float(diagonality(torch.full((9, 9), 1 / 9))) < 0.7
+    two_to_one = torch.zeros(5, 9)
+    two_to_one[torch.arange(5), torch.arange(0, 9, 2)] = 1  # fewer queries than keys, as in cross-attention
+    assert float(diagonality(two_to_one)) == 1
+
+
+def test_the_spread_of_the_scores_comes_from_the_weights_alone():
+    Q, K = torch.randn(1, 2, 50, 64), torch.randn(1, 2, 40, 64)
+    raw = Q @ K.mT
+    with_scale, without = score_spread(attention_weights(Q, K), key_dim=64)
+    torch.testing.assert_close(with_scale, (raw / 8).std(dim=-1).mean(dim=-1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(without, raw.std(dim=-1).mean(dim=-1), atol=1e-3, rtol=1e-4)
+    assert with_scale.mean() == pytest.approx(1, abs=0.1)  # unit variance is what 1/√d_k is for
+    torch.testing.assert_close(unscaled(attention_weights(Q, K), 64), raw.softmax(dim=-1), atol=1e-3, rtol=1e-3)
+
+
+def test_silence_has_no_words(tiny_model):
+    observation = observe(Recognizer(tiny_model, precision="float32"), np.zeros(16000, np.float32))
+    assert observation.text == "" and observation.words == [] and observation.tokens == ["<eos>"]
+
+
+def test_without_ctc_words_lie_where_the_decoder_looks(tiny_config):
+    from dataclasses import replace
+
+    from asr.audio.features import FeatureConfig
+    from asr.model.speech_model import SpeechModel
+    from asr.model.transformer import Transformer
+    from asr.text.tokenizer import CharTokenizer
+    from tests.conftest import LETTERS
+
+    config = replace(tiny_config, ctc=False, positions="rotary")
+    model = SpeechModel(FeatureConfig(), Transformer(config), CharTokenizer(LETTERS)).eval()
+    recognizer = Recognizer(model, DecodeOptions("greedy", beam_size=1, ctc_weight=0), precision="float32")
+    sound = np.random.default_rng(0).normal(0, 0.1, 16000).astype(np.float32)
+    observation = observe(recognizer, sound)
+    assert observation.ctc is None
+    assert observation.positions.shape[1] == config.key_dim // 2
+    assert all(word.start >= 0 and word.end <= observation.seconds + 0.1 for word in observation.words)

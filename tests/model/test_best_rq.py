@@ -1,0 +1,115 @@
+import math
+
+import pytest
+import torch
+
+from asr.model.best_rq import MaskedPrediction, MaskedPredictionConfig, RandomProjectionQuantizer
+from asr.model.config import ModelConfig
+from asr.model.encoder import Encoder
+
+CONFIG = MaskedPredictionConfig(codebooks=2, codes=16, code_dim=4)
+
+
+def masked_prediction(factor: int = 4, **settings) -> MaskedPrediction:
+    shape = ModelConfig(
+        d_model=32, encoder_layers=1, ffn_dim=64, subsampling=factor, subsampling_channels=4, input_dim=20
+    )
+    return MaskedPrediction(Encoder(shape), 20, MaskedPredictionConfig(codebooks=2, codes=16, code_dim=4, **settings))
+
+
+def test_the_code_is_the_nearest_of_the_codebook_after_the_projection():
+    quantizer = RandomProjectionQuantizer(6, CONFIG)
+    x = torch.randn(3, 5, 6)
+    codes = quantizer(x)
+    assert codes.shape == (3, 5, 2)
+    for n in range(2):
+        projected = torch.nn.functional.normalize(x @ quantizer.projection[n], dim=-1)
+        distance = torch.cdist(projected, quantizer.codes[n].expand(3, -1, -1))
+        assert torch.equal(codes[:, :, n], distance.argmin(dim=-1))
+    assert torch.equal(quantizer(7 * x), codes)  # lengths do not matter
+
+
+def test_the_quantiser_never_learns():
+    module = masked_prediction()
+    assert not list(module.quantizer.parameters())
+    assert {"quantizer.projection", "quantizer.codes"} < set(module.state_dict())
+
+
+def test_masked_stretches_have_their_length_and_share():
+    module = masked_prediction(mask_start=0.01, mask_frames=40)
+    mask = module.draw_mask(torch.zeros(50, 2000, 20))
+    assert mask[:, 100:].float().mean() == pytest.approx(1 - 0.99**40, abs=0.03)
+    for row in mask:
+        edges = torch.diff(row.int(), prepend=torch.zeros(1, dtype=torch.int32))
+        begins, ends = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
+        lengths = ends - begins[: len(ends)]
+        assert (lengths >= 40).all()
+
+
+def test_noise_is_put_in_the_place_of_what_is_masked_alone():
+    module = masked_prediction(mask_noise=0.1)
+    X, mask = torch.full((4, 500, 20), 3.0), torch.zeros(4, 500, dtype=torch.bool)
+    mask[:, 100:200] = True
+    masked = module.masked(X, mask)
+    assert torch.equal(masked[~mask], X[~mask])
+    assert masked[mask].std() == pytest.approx(0.1, rel=0.05) and abs(float(masked[mask].mean())) < 0.01
+
+
+@pytest.mark.parametrize("factor", [2, 4, 6, 8])
+def test_an_encoder_frame_predicts_the_middle_of_what_it_sees(factor):
+    module = masked_prediction(factor)
+    frames = torch.arange(100.0)[None, :, None].expand(1, 100, 20)
+    subsampling = module.encoder.subsampling
+    length = int(subsampling.output_lens(torch.tensor(100)))
+    stacked = module.stacked(frames, length)
+    assert stacked.shape == (1, length, 20 * factor)
+    for m in range(length):
+        seen = range(m * factor, m * factor + subsampling.reach)
+        predicted = stacked[0, m].unflatten(0, (factor, 20))[:, 0].tolist()
+        before, after = predicted[0] - seen[0], seen[-1] - predicted[-1]
+        assert predicted == list(range(int(predicted[0]), int(predicted[0]) + factor))
+        assert 0 <= after - before <= 1
+
+
+def test_only_what_is_masked_has_a_loss():
+    module = masked_prediction(mask_start=0.02, mask_frames=20).eval()
+    X, lens = torch.randn(2, 400, 20), torch.tensor([400, 200])
+    torch.manual_seed(3)
+    with torch.no_grad():
+        first = module(X, lens)
+    torch.manual_seed(3)
+    mask = module.draw_mask(X)
+    changed = X.clone()
+    changed[1, 200:] = 9.0  # padding
+    torch.manual_seed(3)
+    with torch.no_grad():
+        padded = module(changed, lens)
+    assert 0 < first.frames < 2 * 100 and padded.frames == first.frames
+    torch.testing.assert_close(padded.loss, first.loss)
+    assert float(mask.float().mean()) < 0.6
+    assert 0.5 * math.log(16) < float(first.loss) < 2 * math.log(16) and 0 <= float(first.accuracy) <= 1
+
+
+def test_what_was_masked_does_not_reach_the_encoder():
+    module = masked_prediction(mask_start=0.5, mask_frames=400).eval()  # all of it
+    X, lens = torch.randn(1, 400, 20), torch.tensor([400])
+    torch.manual_seed(3)
+    mask = module.draw_mask(X)
+    noise_only = module.masked(X, mask)[mask]
+    assert noise_only.abs().max() < 1
+    X.requires_grad_()
+    torch.manual_seed(3)
+    module(X, lens).loss.backward()
+    assert not X.grad[mask].any()
+
+
+def test_nothing_masked_has_no_loss():
+    module = masked_prediction(mask_start=1e-9)
+    found = module(torch.randn(1, 100, 20), torch.tensor([100]))
+    assert found.loss == 0 and found.frames == 0 and found.accuracy == 0
+
+
+@pytest.mark.parametrize("wrong", [{"codes": 1}, {"mask_frames": 0}, {"mask_start": 0.0}, {"mask_noise": -1.0}])
+def test_wrong_settings_name_the_option(wrong):
+    with pytest.raises(ValueError, match="masked_prediction"):
+        MaskedPredictionConfig(**wrong)

@@ -1,0 +1,168 @@
+"""An encoder from sound alone, and what begins from it; a decoder from text alone."""
+
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+from hydra import compose, initialize_config_dir
+
+from asr.audio.reading import SAMPLE_RATE
+from asr.composition import build_config, register
+from asr.model.encoder_model import EncoderModel
+from asr.model.folder import ModelError
+from asr.model.language_model import LanguageModel, TextModel
+from asr.model.speech_model import SpeechModel
+from asr.resources import resource
+from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
+from asr.training.config import PretrainConfig
+from asr.training.pretraining import pretrain
+from asr.training.run import train
+from tests.training.test_training import corpus, options  # noqa: F401 (fixtures)
+
+SHAPE = {"d_model": 32, "encoder_layers": 2, "subsampling_channels": 8, "dropout": 0}
+
+
+def pretrain_options(sound: Path, out: Path, *overrides: str) -> PretrainConfig:
+    register()
+    settings = [
+        f"data.train=[{sound / 'train'}]",
+        f"data.dev=[{sound / 'dev'}]",
+        f"out={out}",
+        "data.batch_seconds=10",
+        "data.global_batch_seconds=10",
+        "data.max_seconds=10",
+        "data.workers=0",
+        "masked_prediction.codebooks=2",
+        "masked_prediction.codes=32",
+        "masked_prediction.mask_start=0.02",
+        "masked_prediction.mask_frames=20",
+        "optimizer.lr=5e-3",
+        "precision=32-true",
+        *(f"model.{name}={value}" for name, value in SHAPE.items()),
+    ]
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        return build_config(compose("pretrain", [*settings, *overrides]))
+
+
+@pytest.fixture(scope="module")
+def sound(corpus, tmp_path_factory) -> Path:  # noqa: F811
+    """The tones without their transcripts."""
+    folder = tmp_path_factory.mktemp("sound")
+    for part in ("train", "dev"):
+        (folder / part).mkdir()
+        for path in (corpus / part).glob("*.wav"):
+            (folder / part / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(sound, tmp_path_factory) -> tuple[Path, float]:
+    return pretrain(pretrain_options(sound, tmp_path_factory.mktemp("encoder"), "epochs=12", "validate_every=6"))
+
+
+def test_the_encoder_learns_to_predict_what_is_hidden(sound, pretrained, tmp_path):
+    _, at_first = pretrain(pretrain_options(sound, tmp_path / "first", "epochs=1", "optimizer.lr=1e-9"))
+    folder, loss = pretrained
+    assert loss < 0.95 * at_first
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json"}
+    assert "dev loss" in (folder.parent / "report.html").read_text()
+
+
+def test_a_recogniser_begins_from_the_encoder_and_everything_else_is_new(corpus, pretrained, tmp_path):  # noqa: F811
+    config = options(corpus, tmp_path, f"init_from={pretrained[0]}", "model.d_model=64", "model.decoder_layers=2")
+    origin = EncoderModel.load(pretrained[0])
+    tokenizer = build_tokenizer(config.tokenizer, ["low mid high"])
+    model = adapt_model(load_origin(config), config, tokenizer)
+    shape = model.transformer.config
+    assert (shape.d_model, shape.encoder_layers, shape.decoder_layers) == (32, 2, 2)  # the decoder's depth is free
+    assert shape.vocab_size == len(tokenizer) == model.transformer.ctc.out_features
+    assert model.front_end.config == origin.front_end.config
+    assert torch.equal(model.front_end.mean, origin.front_end.mean)
+    for name, weight in origin.encoder.state_dict().items():
+        assert torch.equal(model.transformer.encoder.state_dict()[name], weight)
+
+
+def test_it_trains_on_and_its_lowest_layers_can_be_frozen(corpus, pretrained, tmp_path):  # noqa: F811
+    settings = [f"init_from={pretrained[0]}", "freeze_layers=1", "epochs=1"]
+    folder, _ = train(options(corpus, tmp_path / "exp", *settings))
+    before, after = EncoderModel.load(pretrained[0]).encoder, SpeechModel.load(folder).transformer.encoder
+    for name, weight in before.state_dict().items():
+        frozen = name.startswith(("subsampling.", "layers.0."))
+        assert torch.equal(weight, after.state_dict()[name]) == frozen, name
+    resumed = [*settings, "resume=true", "epochs=2"]
+    assert train(options(corpus, tmp_path / "exp", *resumed))[0] == folder
+
+
+def test_an_interrupted_pre_training_goes_on(sound, tmp_path):
+    whole, _ = pretrain(pretrain_options(sound, tmp_path / "whole", "epochs=2"))
+    pretrain(pretrain_options(sound, tmp_path / "parts", "epochs=2"))
+    last = tmp_path / "parts" / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(last, weights_only=True)
+    assert checkpoint["config"]["masked_prediction"]["codes"] == 32
+    with pytest.raises(FileExistsError, match="resume=true"):
+        pretrain(pretrain_options(sound, tmp_path / "parts", "epochs=2"))
+    again, _ = pretrain(pretrain_options(sound, tmp_path / "parts", "epochs=2", "resume=true"))
+    first, second = (EncoderModel.load(folder).state_dict() for folder in (whole, again))
+    assert all(torch.equal(second[name], weight) for name, weight in first.items())
+
+
+@pytest.mark.parametrize("option", ["origin_share=0.5", "new_tokenizer=true"])
+def test_options_of_a_recogniser_do_not_go_with_an_encoder(corpus, pretrained, tmp_path, option):  # noqa: F811
+    with pytest.raises(ValueError, match="is an encoder"):
+        train(options(corpus, tmp_path, f"init_from={pretrained[0]}", option))
+
+
+def test_a_folder_that_is_no_model_is_named(corpus, tmp_path):  # noqa: F811
+    with pytest.raises(ModelError, match="not a model folder"):
+        train(options(corpus, tmp_path / "exp", f"init_from={tmp_path}"))
+
+
+def test_sound_too_short_is_left_out_by_name(sound, tmp_path, caplog):
+    folder = tmp_path / "sound"
+    folder.mkdir()
+    for path in (sound / "train").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    soundfile.write(folder / "click.wav", torch.zeros(300).numpy(), SAMPLE_RATE)
+    config = pretrain_options(sound, tmp_path / "exp", f"data.train=[{folder}]", "epochs=1", "data.min_seconds=0")
+    pretrain(config)
+    assert "left out click: it is too short" in caplog.text
+
+
+def test_text_has_no_masked_prediction(sound, tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"source": "one", "text": "un"}\n')
+    words = [f"data.train=[{pairs}]", f"data.dev=[{pairs}]", "features.kind=text", "data.min_seconds=0"]
+    with pytest.raises(ValueError, match=r"features\.kind=text"):
+        pretrain(pretrain_options(sound, tmp_path / "exp", *words, "model.subsampler=embedding", "model.subsampling=1"))
+
+
+@pytest.fixture
+def text_model(corpus, tmp_path) -> tuple[Path, TextModel]:  # noqa: F811
+    config = options(corpus, tmp_path, "model.decoder_layers=2")
+    tokenizer = build_tokenizer(config.tokenizer, ["low mid high"])
+    model = TextModel(LanguageModel(build_model(config, tokenizer).transformer.config), tokenizer)
+    model.save(tmp_path / "lm")
+    return tmp_path / "lm", model
+
+
+def test_a_decoder_begins_as_the_language_model_it_is_started_from(corpus, text_model, tmp_path):  # noqa: F811
+    _, origin = text_model
+    model = build_model(options(corpus, tmp_path, "model.decoder_layers=2"), origin.tokenizer).eval()
+    start_decoder(model, origin)
+    Y = torch.randint(4, len(origin.tokenizer), (2, 5))
+    decoder, language_model = model.transformer.decoder, origin.transformer.eval()
+    memory, lens = torch.randn(2, 7, 32), torch.tensor([7, 4])
+    got = decoder(decoder.prompted(Y), memory, lens)
+    torch.testing.assert_close(got, language_model(language_model.prompted(Y)), atol=1e-5, rtol=1e-5)
+
+
+def test_a_training_takes_its_tokenizer_from_the_language_model(corpus, text_model, tmp_path):  # noqa: F811
+    folder, origin = text_model
+    settings = [f"init_decoder_from={folder}", "model.decoder_layers=2", "epochs=1"]
+    assert SpeechModel.load(train(options(corpus, tmp_path / "exp", *settings))[0]).tokenizer == origin.tokenizer
+
+
+def test_a_language_model_of_another_shape_is_refused(corpus, text_model, tmp_path):  # noqa: F811
+    with pytest.raises(ValueError, match=r"init_decoder_from: .* model options"):
+        train(options(corpus, tmp_path / "exp", f"init_decoder_from={text_model[0]}", "model.d_model=64"))

@@ -1,0 +1,166 @@
+"""Any sequence in, any script out: matrices, text, and transcripts in scripts other than English's."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+import asr
+from asr.audio.reading import SAMPLE_RATE
+from asr.corpus import open_corpus
+from asr.decode import DecodeOptions
+from asr.decode.scoring import character_errors, transcribe_cuts
+from asr.training.run import train
+from tests.test_commands import run
+from tests.training.test_training import corpus, options, trained  # noqa: F401 (fixtures)
+
+PAIRS = [("one", "un"), ("two", "deux"), ("three", "trois"), ("four", "quatre"), ("five", "cinq")]
+TEXT = [
+    *("features.kind=text", "model.subsampler=embedding", "model.subsampling=1", "model.encoder=transformer"),
+    *("model.ctc=false", "model.tokens_per_frame=4", "data.min_seconds=0", "data.speeds=[1.0]"),
+    *("validation.strategy=greedy", "validation.beam_size=1", "validation.ctc_weight=0", "average=1"),
+]
+MATRICES = [
+    *("features.kind=matrix", "features.dim=12", "model.subsampler=linear", "model.subsampling=1"),
+    *("model.encoder=transformer", "data.speeds=[1.0]", "spec_augment.freq_masks=0", "spec_augment.time_masks=0"),
+]
+
+
+def short(longest: float, batch: float) -> list[str]:
+    """Options for utterances of at most so many seconds, so many in a batch: many updates for little data."""
+    seconds = {"max_seconds": longest, "batch_seconds": batch, "global_batch_seconds": batch}
+    return [f"data.{name}={value}" for name, value in seconds.items()]
+
+
+def write_pairs(path: Path, count: int, seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(count):
+        words = [PAIRS[i] for i in rng.integers(0, len(PAIRS), rng.integers(1, 4))]
+        source, text = (" ".join(side) for side in zip(*words, strict=True))
+        lines.append(json.dumps({"source": source, "text": text}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs")
+    sets = {
+        name: write_pairs(folder / f"{name}.jsonl", *size) for name, size in (("train", (200, 1)), ("dev", (30, 2)))
+    }
+    corpora = [f"data.{name}=[{path}]" for name, path in sets.items()]
+    model, wer = train(
+        options(folder, folder / "exp", *corpora, *TEXT, *short(0.5, 3), "epochs=20", "validate_every=20")
+    )
+    return folder, model, wer
+
+
+def test_text_is_translated_by_the_same_trainer_and_search(translator):
+    folder, model, wer = translator
+    assert wer < 5
+    recognizer = asr.load(model)
+    assert recognizer.transcribe("three one").text == "trois un"
+    done = transcribe_cuts(recognizer, open_corpus(folder / "dev.jsonl"))
+    assert character_errors(done.references, done.hypotheses).rate < 5
+
+
+def test_lines_of_text_become_lines_of_text(translator):
+    folder, model, _ = translator
+    (folder / "lines.txt").write_text("two\nfour five\n")
+    done = run("asr.transcribe", "--model", model, folder / "lines.txt")
+    assert done.stdout.decode().splitlines() == ["deux", "quatre cinq"], done.stderr
+    piped = run("asr.transcribe", "--model", model, "-", input=b"three\n")
+    assert piped.stdout.decode() == "trois\n"
+    scored = run("asr.evaluate", folder / "dev.jsonl", "--model", model).stdout.decode()
+    assert "SER" in scored and "30 utterances" in scored and "sound" not in scored
+
+
+def test_matrices_whose_labels_are_as_fast_as_their_frames(tmp_path):
+    rng = np.random.default_rng(0)
+    shapes = rng.normal(0, 1, (6, 12))
+    for part, count in (("train", 120), ("dev", 20)):
+        (tmp_path / part).mkdir()
+        for i in range(count):
+            labels = np.cumsum(rng.integers(1, 6, rng.integers(4, 9))) % 6
+            np.save(tmp_path / part / f"{i}.npy", shapes[labels] + rng.normal(0, 0.1, (len(labels), 12)))
+            (tmp_path / part / f"{i}.txt").write_text("".join("abcdef"[label] for label in labels))
+    settings = [*MATRICES, *short(0.2, 0.5), "data.min_seconds=0", "epochs=24", "validate_every=24"]
+    model, _ = train(options(tmp_path, tmp_path / "exp", *settings))
+    recognizer = asr.load(model)
+    done = transcribe_cuts(recognizer, open_corpus(tmp_path / "dev"))
+    assert character_errors(done.references, done.hypotheses).rate < 5
+    heard = run("asr.transcribe", "--model", model, tmp_path / "dev")  # a folder of matrices
+    assert len(heard.stdout.splitlines()) == 20
+
+
+SENTENCES = {
+    "Chinese": [
+        "你好世界。",
+        "今天天气很好。",
+        "我们学习语音",
+        "识别模型",
+        "春眠不觉晓",
+        "处处闻啼鸟",
+        "夜来风雨声",
+        "花落知多少",
+    ],
+    "Russian": [*("Привет, мир!", "Ёлка зелёная.", "Москва", "Как дела?"), *("Спасибо", "Щука", "Объявление", "Июнь")],
+    "French": [*("L’été déjà", "Où êtes-vous ?", "garçon", "Noël"), *("cœur", "À bientôt !", "forêt", "naïve")],
+}
+REFERENCES = {"Chinese": "你好世界", "Russian": "привет мир", "French": "l'été déjà"}
+
+
+@pytest.mark.parametrize("language", SENTENCES)
+def test_no_step_assumes_english(language, tmp_path):
+    lines = []
+    for i, text in enumerate(SENTENCES[language]):
+        t = np.arange(round((0.3 + 0.1 * len(text)) * SAMPLE_RATE)) / SAMPLE_RATE
+        soundfile.write(tmp_path / f"{i}.wav", 0.3 * np.sin(2 * np.pi * 200 * 1.4**i * t), SAMPLE_RATE)
+        lines.append(json.dumps({"audio_filepath": f"{i}.wav", "text": text}, ensure_ascii=False))
+    manifest = tmp_path / "manifest.jsonl"
+    manifest.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    corpora = [f"data.train=[{manifest}]", f"data.dev=[{manifest}]", "data.normalizer=neutral", "data.speeds=[1.0]"]
+    plain = ["spec_augment.freq_masks=0", "spec_augment.time_masks=0", "loss.label_smoothing=0", "average=1"]
+    settings = [*corpora, *plain, *short(3, 4), "epochs=90", "validate_every=90"]
+    model, _ = train(options(tmp_path, tmp_path / "exp", *settings))
+    done = transcribe_cuts(asr.load(model, options=DecodeOptions(beam_size=2)), open_corpus(manifest))
+    assert done.references[0] == REFERENCES[language]
+    assert character_errors(done.references, done.hypotheses).rate == 0, done.hypotheses
+
+
+def one_line(done, *words: str) -> None:
+    assert done.returncode in (1, 2)
+    lines = done.stderr.decode().strip().splitlines()
+    assert len(lines) == 1, lines
+    assert all(word in lines[0] for word in words), lines[0]
+
+
+def test_a_text_file_to_a_speech_model_is_one_line(trained, tmp_path):  # noqa: F811
+    (tmp_path / "notes.txt").write_text("Ceci n'est pas une pipe — du tout.\n")
+    one_line(run("asr.transcribe", "--model", trained[0], tmp_path / "notes.txt"), "notes.txt", "text, not sound")
+
+
+def test_sound_to_a_text_model_is_one_line(translator, corpus):  # noqa: F811
+    _, model, _ = translator
+    one_line(run("asr.transcribe", "--model", model, corpus / "dev" / "0.wav"), "0.wav", "not text in UTF-8")
+    one_line(run("asr.evaluate", "--model", model, corpus / "dev"), "this is sound", "takes text")
+
+
+def test_text_pairs_to_a_speech_model_are_one_line(translator, trained, corpus, tmp_path):  # noqa: F811
+    pairs = translator[0] / "dev.jsonl"
+    one_line(run("asr.evaluate", "--model", trained[0], pairs), "this is text", "takes sound")
+    with pytest.raises(ValueError, match=r"line 1 is text, and with features\.kind the model takes sound"):
+        train(options(corpus, tmp_path / "exp", f"data.train=[{pairs}]", "data.min_seconds=0"))
+
+
+def test_a_front_end_that_does_not_go_with_the_features_is_refused(corpus, tmp_path):  # noqa: F811
+    with pytest.raises(ValueError, match=r"features\.kind=text and model\.subsampler=embedding"):
+        train(options(corpus, tmp_path / "exp", "model.subsampler=embedding", "model.subsampling=1"))
+
+
+def test_a_window_of_nothing_is_one_line(corpus, tmp_path):  # noqa: F811
+    words = (f"data.train=[{corpus / 'train'}]", f"data.dev=[{corpus / 'dev'}]", f"out={tmp_path / 'exp'}")
+    one_line(run("asr.train", *words, "model.attention_left=0", "model.attention_right=0"), "at least one frame")
