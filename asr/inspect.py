@@ -47,6 +47,19 @@ for (const section of document.querySelectorAll("section[data-layers]")) {{
 </body></html>
 """
 
+EXPLAINED = {
+    "What was heard, and when": "The features; what CTC hears in each frame (gray: nothing new); the words, from where"
+    " CTC hears their first token to where it hears their last.",
+    "Cross-attention: tokens against time": "Which frames the decoder looked at before it wrote each token. A head that"
+    " follows the speech is a falling line.",
+    "Self-attention of the encoder": "Which frames (across) each frame (down) drew on.",
+    "Every head: entropy and diagonality": "Entropy is low where a head looks at one place; diagonality is 1 where"
+    " every frame looks at its own place.",
+    "Scores with and without 1/√d_k": "How far the scores Q Kᵀ of a frame are spread over its keys, and how even the"
+    " softmax is that they give: without the scale it would look at hardly more than one place.",
+    "Positions": "What is added to the encoder's frames to tell their places.",
+}
+
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-inspect", description="A page with what went on inside the model.")
@@ -86,15 +99,21 @@ def page(observation: Observation, name: str, start: float = 0.0) -> str:
 
     sections = []
     if observation.takes != "text":
-        sections.append(_section("What was heard, and when", plots.sound(observation)))
+        sections.append(_section("What was heard, and when", _image(plots.sound(observation))))
     for title, weights, draw in (
         ("Cross-attention: tokens against time", observation.cross_attention, plots.cross_attention),
         ("Self-attention of the encoder", observation.self_attention, plots.self_attention),
     ):
-        sections.append(_by_layer_and_head(title, weights.shape[0], weights.shape[1], observation, draw))
-    sections.append(_section("Every head: entropy and diagonality", plots.heads(observation)))
-    sections.append(_section("Scores with and without 1/√d_k", plots.spread(observation)))
-    sections.append(_section("Positions", plots.positions(observation)))
+        layers, heads = weights.shape[:2]
+        images = (
+            _image(draw(observation, layer, head), f' data-layer="{layer}" data-head="{head}" hidden')
+            for layer, head in product(range(1, layers + 1), range(1, heads + 1))
+        )
+        chosen = f"<p><label>layer {_select(layers, layers)}</label> <label>head {_select(heads, 1)}</label></p>\n"
+        sections.append(_section(title, chosen + "\n".join(images), f' data-layers="{layers}"'))
+    sections.append(_section("Every head: entropy and diagonality", _image(plots.heads(observation))))
+    sections.append(_section("Scores with and without 1/√d_k", _image(plots.spread(observation))))
+    sections.append(_section("Positions", _image(plots.positions(observation))))
     end = start + observation.seconds
     summary = f"{start:.2f} to {end:.2f} s" if observation.takes != "text" else f"{len(observation.features)} tokens"
     layers = f"{observation.self_attention.shape[1]} heads in {len(observation.self_attention)} encoder layers"
@@ -107,17 +126,8 @@ def page(observation: Observation, name: str, start: float = 0.0) -> str:
     )
 
 
-def _section(title: str, figure: Figure) -> str:
-    return f"<section><h2>{title}</h2>\n{_image(figure, title)}</section>"
-
-
-def _by_layer_and_head(title: str, layers: int, heads: int, observation: Observation, draw) -> str:
-    images = "\n".join(
-        _image(draw(observation, layer, head), title, f' data-layer="{layer}" data-head="{head}" hidden')
-        for layer, head in product(range(1, layers + 1), range(1, heads + 1))
-    )
-    chosen = f"<label>layer {_select(layers, layers)}</label> <label>head {_select(heads, 1)}</label>"
-    return f'<section data-layers="{layers}"><h2>{title}</h2>\n<p>{chosen}</p>\n{images}</section>'
+def _section(title: str, content: str, attributes: str = "") -> str:
+    return f"<section{attributes}><h2>{title}</h2>\n<p>{EXPLAINED[title]}</p>\n{content}</section>"
 
 
 def _select(count: int, chosen: int) -> str:
@@ -125,11 +135,11 @@ def _select(count: int, chosen: int) -> str:
     return f"<select>{''.join(options)}</select>"
 
 
-def _image(figure: Figure, title: str, attributes: str = "") -> str:
+def _image(figure: Figure, attributes: str = "") -> str:
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=90)
     data = base64.b64encode(drawn.getvalue()).decode()
-    return f'<img alt="{html.escape(title)}"{attributes} src="data:image/png;base64,{data}">'
+    return f'<img alt=""{attributes} src="data:image/png;base64,{data}">'
 
 
 if __name__ == "__main__":

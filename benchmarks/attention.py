@@ -1,9 +1,11 @@
 """Time and memory of the encoder against the length of a recording, with full attention and with a window.
 
     python benchmarks/attention.py [--seconds 10 60 600 3600] [--left 64] [--right 64] [--out docs/attention.png]
+    python benchmarks/attention.py --training --seconds 10 60 120 300
 
 The encoder of the model that ships (random weights, float32), one recording in one piece, a process of its own for each
-measurement (Linux): its time, and by how much its resident set was larger meanwhile.
+measurement (Linux): the time of a pass (in training: and of the gradients), and by how much its resident set was larger
+meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from rows import measured
 KINDS = ("full", "local")
 
 
-def measure(seconds: float, window: tuple[int, int] | None) -> tuple[float, float]:
+def measure(seconds: float, window: tuple[int, int] | None, training: bool) -> tuple[float, float]:
     """Seconds of a pass, and MiB that it needs."""
     import time
     from dataclasses import replace
@@ -33,13 +35,19 @@ def measure(seconds: float, window: tuple[int, int] | None) -> tuple[float, floa
     encoder = Encoder(replace(config, attention_left=left, attention_right=right)).eval()
     frames = round(seconds * 100)
     X, lens = torch.randn(1, frames, config.input_dim), torch.tensor([frames])
-    with torch.inference_mode():
-        encoder(X[:, :1000], lens.clamp(max=1000))  # kernels are made
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before = resident("VmHWM")
-        started = time.perf_counter()
-        encoder(X, lens)
-        return time.perf_counter() - started, resident("VmHWM") - before
+    encoder.train(training)
+
+    def step(X: torch.Tensor, lens: torch.Tensor) -> None:
+        with torch.set_grad_enabled(training):
+            memory, _ = encoder(X, lens)
+            if training:
+                memory.square().mean().backward()
+
+    step(X[:, :1000], lens.clamp(max=1000))  # kernels are made
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, started = resident("VmHWM"), time.perf_counter()
+    step(X, lens)
+    return time.perf_counter() - started, resident("VmHWM") - before
 
 
 def resident(name: str) -> float:
@@ -48,8 +56,8 @@ def resident(name: str) -> float:
 
 
 def measure_apart(seconds: float, kind: str, args: argparse.Namespace) -> tuple[float, float]:
-    window = ["--left", str(args.left), "--right", str(args.right)]
-    return measured([__file__, "--measure", kind, "--seconds", str(seconds), *window], args.threads)
+    options = ["--left", str(args.left), "--right", str(args.right), *(["--training"] if args.training else [])]
+    return measured([__file__, "--measure", kind, "--seconds", str(seconds), *options], args.threads)
 
 
 def draw(rows: list[tuple[float, dict[str, tuple[float, float]]]], out: Path) -> None:
@@ -72,12 +80,13 @@ def main() -> None:
     parser.add_argument("--left", type=int, default=64, help="frames before a frame (80 ms each)")
     parser.add_argument("--right", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--training", action="store_true", help="a training step instead of a pass")
     parser.add_argument("--out", type=Path, help="picture to write")
     parser.add_argument("--measure", choices=KINDS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         window = (args.left, args.right) if args.measure == "local" else None
-        print(json.dumps(measure(args.seconds[0], window)))
+        print(json.dumps(measure(args.seconds[0], window, args.training)))
         return
     print("| sound | full: time, memory | local: time, memory | full / local |\n| --- | --- | --- | --- |")
     rows = []

@@ -13,6 +13,7 @@ from asr.model.dot_product import scaled_dot_product_attention
 from asr.model.dropout import Dropout
 
 SMALLEST_BLOCK = 64  # queries; shorter blocks would spend their time on keys that they share with their neighbours
+TOGETHER = 32  # blocks at once: the keys of a block are copied for it
 
 
 def local_attention(
@@ -38,7 +39,11 @@ def local_attention(
     hidden = nn.functional.pad(hidden, (left, beyond + right), value=True)[:, 0, 0].unfold(1, width, block)
     distance = torch.arange(width, device=Q.device) - left - torch.arange(block, device=Q.device)[:, None]
     outside = (distance < -left) | (distance > right)
-    masks = outside | hidden[:, :, None, :].expand(B, -1, -1, -1)  # (B, blocks, block, width)
-    Q, K, V = (x.transpose(1, 2).flatten(0, 1) for x in (Q, K, V))  # (B · blocks, H, ...)
-    out = scaled_dot_product_attention(Q, K, V, masks.flatten(0, 1)[:, None], dropout)
-    return out.unflatten(0, (B, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :L]
+    parts = []
+    for first in range(0, blocks, TOGETHER):
+        some = slice(first, min(first + TOGETHER, blocks))
+        masks = outside | hidden[:, some, None].expand(B, -1, block, -1)  # (B, blocks, block, width)
+        q, k, v = (x[:, :, some].transpose(1, 2).flatten(0, 1) for x in (Q, K, V))  # (B · blocks, H, ...)
+        out = scaled_dot_product_attention(q, k, v, masks.flatten(0, 1)[:, None], dropout)
+        parts.append(out.unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3))
+    return torch.cat(parts, dim=2)[:, :, :L]

@@ -111,6 +111,6 @@ class Samples(L.Callback):
         decoder = model.transformer.decoder
         decoder(decoder.prompted(Y), memory, memory_lens, weights)
         figure = Figure(figsize=(8, 4), layout="constrained")
-        axes = figure.add_subplot(xlabel="encoder frame", ylabel="character", title=batch.texts[0][:80])
+        axes = figure.add_subplot(xlabel="encoder frame", ylabel="token")  # what it says is in the transcripts
         axes.imshow(weights[-1][0].mean(dim=0).float().cpu(), aspect="auto", origin="lower")
         return figure

@@ -68,11 +68,16 @@ class LossConfig:
     ctc_weight: float = 0.4
     intermediate_ctc: int = 3  # encoder layers below the last, evenly spaced, that predict by CTC too
     intermediate_weight: float = 0.5  # their share of the CTC loss
+    # each batch twice, under SpecAugments of their own: so many times what CTC says of one differs from what it says of
+    # the other is added to CTC's loss; 0: once. 0.2 in the literature, with half the epochs
+    consistency: float = 0.0
     label_smoothing: float = 0.1
 
     def __post_init__(self):
         if not 0 <= self.ctc_weight <= 1 or not 0 <= self.label_smoothing < 1:
             raise ValueError("loss.ctc_weight lies in [0, 1], loss.label_smoothing in [0, 1)")
+        if self.consistency < 0:
+            raise ValueError(f"loss.consistency must not be negative, not {self.consistency}")
         if self.intermediate_ctc < 0 or not 0 <= self.intermediate_weight < 1:
             raise ValueError("loss.intermediate_ctc must not be negative, loss.intermediate_weight lies in [0, 1)")
 

@@ -1,5 +1,6 @@
 """The joint loss: CTC beside attention (Kim et al. 2017), with label smoothing (Szegedy et al. 2016) and CTC from
-encoder layers in between (Lee & Watanabe 2021): without them a deep encoder stays long on CTC's plateau of blanks."""
+encoder layers in between (Lee & Watanabe 2021): without them a deep encoder stays long on CTC's plateau of blanks.
+And consistency of CTC between two augmented views of an utterance (Yao et al. 2024, CR-CTC)."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ class Losses(NamedTuple):
     total: Tensor
     ctc: Tensor
     attention: Tensor
+    consistency: Tensor
 
 
 def targets(Y: Tensor, Y_lens: Tensor, eos: int = EOS) -> Tensor:
@@ -47,18 +49,33 @@ def joint_loss(
     latter alone for a model without a CTC head.
 
     None: the batch's own. Where several processes average their gradients, the mean over them makes each token count
-    alike. Where there are intermediate predictions, their mean loss is `intermediate_weight` of CTC's part."""
+    alike. Where there are intermediate predictions, their mean loss is `intermediate_weight` of CTC's part. With
+    `consistency` the second half of the batch is the first, seen otherwise."""
     tokens = output.lens.sum() if tokens is None else tokens
     attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens, eos), config.label_smoothing) / tokens
     if output.ctc_log_probs is None:
-        return Losses(attention, torch.zeros_like(attention), attention.detach())
+        return Losses(attention, torch.zeros_like(attention), attention.detach(), torch.zeros_like(attention))
     ctc = every_ctc = ctc_loss(output.ctc_log_probs, output.memory_lens, Y, Y_lens) / tokens
     if output.intermediate:
         between = [ctc_loss(log_probs, output.memory_lens, Y, Y_lens) / tokens for log_probs in output.intermediate]
         w = config.intermediate_weight
         every_ctc = (1 - w) * ctc + w * sum(between) / len(between)
+    difference = torch.zeros_like(ctc)
+    if config.consistency:
+        difference = disagreement(output.ctc_log_probs, output.memory_lens) / tokens
+        every_ctc = every_ctc + config.consistency * difference
     total = config.ctc_weight * every_ctc + (1 - config.ctc_weight) * attention
-    return Losses(total, ctc.detach(), attention.detach())
+    return Losses(total, ctc.detach(), attention.detach(), difference.detach())
+
+
+def disagreement(log_probs: Tensor, lens: Tensor) -> Tensor:
+    """Sum over the real frames of the Kullback-Leibler divergences of each half of `log_probs (2 B, M, V)` from what
+    the other half says, which is taken as given; `lens (2 B,)`."""
+    both = log_probs.unflatten(0, (2, -1))
+    wanted = both.flip(0).detach()
+    each = (wanted.exp() * (wanted - both)).sum(dim=-1).flatten(0, 1)
+    real = torch.arange(log_probs.shape[1], device=lens.device) < lens[:, None]
+    return each.masked_fill(~real, 0.0).sum()
 
 
 def ctc_loss(log_probs: Tensor, lens: Tensor, Y: Tensor, Y_lens: Tensor) -> Tensor:

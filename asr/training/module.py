@@ -10,7 +10,6 @@ from asr.audio.augment import SpecAugment, change_speed
 from asr.decode.scoring import word_errors
 from asr.decode.search import search
 from asr.model.speech_model import SpeechModel
-from asr.model.transformer import Output
 from asr.training.batches import Batch
 from asr.training.config import TrainConfig
 from asr.training.loss import Losses, joint_loss
@@ -48,20 +47,22 @@ class SpeechTraining(Optimized):
         if takes == "sound":
             inputs, lens = change_speed(inputs, lens, batch.speed)
         X, X_lens = self.model.front_end(inputs, lens)
+        Y, Y_lens, loss = batch.Y, batch.Y_lens, self.config.loss
+        if loss.consistency:
+            X, X_lens, Y, Y_lens = (torch.cat([x, x]) for x in (X, X_lens, Y, Y_lens))
+            tokens = tokens if tokens is None else 2 * tokens
         if takes != "text":
             X = self.spec_augment(X, X_lens)
-        output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens, self.config.loss.intermediate_ctc)
-        return self._loss(output, batch, tokens)
-
-    def _loss(self, output: Output, batch: Batch, tokens: torch.Tensor | None = None) -> Losses:
-        eos = self.model.transformer.config.eos
-        return joint_loss(output, batch.Y, batch.Y_lens, self.config.loss, tokens, eos)
+        output = self.model.transformer(X, X_lens, Y, Y_lens, loss.intermediate_ctc)
+        return joint_loss(output, Y, Y_lens, loss, tokens, self.model.transformer.config.eos)
 
     def validation_step(self, batch: Batch) -> None:
         if not len(batch.lens):
             return
         X, X_lens = self.model.front_end(batch.inputs, batch.lens)
-        losses = self._loss(self.model.transformer(X, X_lens, batch.Y, batch.Y_lens), batch)
+        output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens)
+        once = dataclasses.replace(self.config.loss, consistency=0.0)
+        losses = joint_loss(output, batch.Y, batch.Y_lens, once, eos=self.model.transformer.config.eos)
         self.log("dev/loss", losses.total, batch_size=len(batch.lens), sync_dist=True)
         found = search(self.model.transformer, X, X_lens, self.config.validation)
         self.hypotheses += [self.model.tokenizer.decode(best[0].tokens) for best in found]

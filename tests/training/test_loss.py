@@ -4,7 +4,7 @@ import torch
 from asr.model.transformer import Output
 from asr.text.tokenizer import EOS
 from asr.training.config import LossConfig
-from asr.training.loss import IGNORED, joint_loss, smoothed_cross_entropy, targets
+from asr.training.loss import IGNORED, disagreement, joint_loss, smoothed_cross_entropy, targets
 
 
 def test_targets_end_and_then_are_ignored():
@@ -71,3 +71,35 @@ def test_parts_divided_by_the_mean_of_their_tokens_average_to_the_whole():
     mean = batch[0].lens.float().mean()
     parts = [joint_loss(*part, LossConfig(), mean).total for part in each_alone(*batch)]
     torch.testing.assert_close(torch.stack(parts).mean(), joint_loss(*batch, LossConfig()).total)
+
+
+def two_views() -> tuple[Output, torch.Tensor, torch.Tensor]:
+    Y, Y_lens = torch.randint(4, 9, (2, 3)), torch.tensor([3, 1])
+    log_probs, ctc = torch.randn(4, 4, 9).log_softmax(-1), torch.randn(4, 12, 9).log_softmax(-1)
+    out = Output(log_probs, Y_lens.repeat(2) + 1, ctc, torch.tensor([12, 8, 12, 8]))
+    return out, Y.repeat(2, 1), Y_lens.repeat(2)
+
+
+def test_consistency_is_the_divergence_of_each_view_from_the_other_over_the_real_frames():
+    out, Y, Y_lens = two_views()
+    parts = joint_loss(out, Y, Y_lens, LossConfig(ctc_weight=1.0, consistency=0.2))
+    expected = 0.0
+    for b, frames in ((0, 12), (1, 8)):
+        first, second = (out.ctc_log_probs[row, :frames] for row in (b, b + 2))
+        for told, teller in ((first, second), (second, first)):
+            expected += torch.nn.functional.kl_div(told, teller, log_target=True, reduction="sum").item()
+    assert parts.consistency.item() == pytest.approx(expected / out.lens.sum().item(), rel=1e-5)
+    assert parts.total.item() == pytest.approx(parts.ctc.item() + 0.2 * parts.consistency.item(), rel=1e-5)
+
+
+def test_views_that_agree_cost_nothing_and_the_teller_is_taken_as_given():
+    out, Y, Y_lens = two_views()
+    same = out.ctc_log_probs[:2].repeat(2, 1, 1)
+    config = LossConfig(ctc_weight=1.0, consistency=0.2)
+    assert joint_loss(out._replace(ctc_log_probs=same), Y, Y_lens, config).consistency.item() == pytest.approx(0)
+    scores = torch.randn(4, 12, 9, requires_grad=True)
+    loss = disagreement(scores.log_softmax(-1), torch.full((4,), 12))
+    loss.backward()
+    # the gradient of KL(teller || told) with respect to the scores of the told: told - teller
+    told = scores.softmax(-1)
+    torch.testing.assert_close(scores.grad, told - told.roll(2, dims=0), atol=1e-5, rtol=1e-4)

@@ -1,0 +1,94 @@
+"""The page of `asr.inspect`, as text and in a real browser."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from asr.resources import resource
+from tests.test_commands import files, run  # noqa: F401 (a fixture)
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+# what a user does, and what then is to be seen: it is added to the page before the browser reads it
+PROBE = """<script>
+const errors = [];
+window.addEventListener("error", event => errors.push(event.message));
+window.addEventListener("load", () => {
+  const images = [...document.images];
+  const shown = section => [...section.querySelectorAll("img")].filter(image => image.offsetHeight > 0)
+    .map(image => [Number(image.dataset.layer), Number(image.dataset.head)]);
+  const seen = [...document.querySelectorAll("section[data-layers]")].map(section => {
+    const first = shown(section), choices = [];
+    const [layer, head] = section.querySelectorAll("select");
+    for (const [l, h] of [["1", "2"], ["2", "4"]]) {
+      layer.value = l; layer.dispatchEvent(new Event("change"));
+      head.value = h; head.dispatchEvent(new Event("change"));
+      choices.push(shown(section));
+    }
+    return {first, choices};
+  });
+  const broken = images.filter(image => !image.complete || !image.naturalWidth).length;
+  document.title = JSON.stringify({errors, images: images.length, broken, seen});
+});
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    out = tmp_path_factory.mktemp("page") / "page.html"
+    done = run("asr.inspect", resource("data", "samples", "corner.flac"), "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode() == f"{out}: a man with a black dog was standing at the corner\n"
+    return out
+
+
+def test_the_page_needs_nothing_else(page):
+    text = page.read_text()
+    assert "http" not in re.sub(r'src="data:[^"]*"', "", text)
+    assert text.count("<img ") == 4 + 3 * 4 + 8 * 4  # and of every layer and head of decoder and encoder
+    assert "a man with a black dog was standing at the corner" in text
+
+
+@pytest.mark.skipif(not BROWSER, reason="no Chromium here (Debian: apt-get install chromium)")
+def test_in_a_browser_all_pictures_are_there_and_layer_and_head_can_be_chosen(page, tmp_path):
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.read_text().replace("<style>", PROBE + "<style>", 1))
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--virtual-time-budget=10000", "--dump-dom", probed.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
+    found = json.loads(re.search("<title>(.*?)</title>", dom)[1])
+    assert found["errors"] == [] and found["broken"] == 0
+    assert found["images"] == 4 + 3 * 4 + 8 * 4
+    cross, own = found["seen"]
+    assert cross["first"] == [[3, 1]] and own["first"] == [[8, 1]]  # the last layers
+    for section in (cross, own):
+        assert section["choices"] == [[[1, 2]], [[2, 4]]]
+
+
+def test_bad_input_is_one_line(files):  # noqa: F811
+    (files / "notes.txt").write_text("words\n")
+    model, out = ("--model", files / "model"), ("--out", files / "page.html")
+    wrong = {
+        "nowhere.wav: no such file": ("nowhere.wav", *model, *out),
+        "this is text, not sound": (files / "notes.txt", *model, *out),
+        "there is no piece 2": (files / "a.wav", *model, *out, "--piece", "2"),
+        "--piece counts from 1": (files / "a.wav", *model, *out, "--piece", "0"),
+    }
+    for message, arguments in wrong.items():
+        done = run("asr.inspect", *arguments)
+        assert done.returncode in (1, 2)
+        assert re.fullmatch(rf"asr\.inspect: .*{re.escape(message)}.*\n", done.stderr.decode()), done.stderr
+    assert not (files / "page.html").exists()
+
+
+def test_a_silent_recording_has_a_page_too(files, tmp_path):  # noqa: F811
+    import numpy as np
+    import soundfile
+
+    soundfile.write(tmp_path / "silence.wav", np.zeros(16000), 16000)
+    done = run("asr.inspect", tmp_path / "silence.wav", "--model", files / "model", "--out", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    assert "nothing was heard" in (tmp_path / "page.html").read_text()
