@@ -23,6 +23,9 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--piece-seconds", type=float, default=20.0, help="what is longer is cut at its pauses (default: 20)"
     )
+    group.add_argument(
+        "--attention-window", type=int, metavar="FRAMES", help="encoder frames that attention sees on each side (all)"
+    )
     group.add_argument("--lm", help="language model folder (asr.train_lm) for the search (default: the model's own)")
     group.add_argument("--ngram", help="word n-gram model, ARPA or KenLM's, rescores the n-best (default: none)")
     group.add_argument("--strategy", help="beam, rescore, ctc or greedy (default: beam)")
@@ -43,6 +46,8 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
 
     settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
     settings["piece_seconds"] = args.piece_seconds
+    if args.attention_window is not None:
+        settings["attention_window"] = (args.attention_window, args.attention_window)
     if args.lm_weight == 0:
         settings["language_model"] = None
     elif args.lm:

@@ -90,6 +90,8 @@ def main(argv: list[str] | None = None) -> None:
         args.out.write_text(page(observation, args.file, piece.start), encoding="utf-8")
     except (AudioError, OSError) as error:
         fail("asr.inspect", error, code=1)
+    except ValueError as error:  # more tokens than the decoder has positions for
+        fail("asr.inspect", f"{args.file}: {error}", code=1)
     print(f"{args.out}: {observation.text}")
 
 
@@ -114,7 +116,7 @@ def page(observation: Observation, name: str, start: float = 0.0) -> str:
     sections.append(_section("Every head: entropy and diagonality", _image(plots.heads(observation))))
     sections.append(_section("Scores with and without 1/√d_k", _image(plots.spread(observation))))
     sections.append(_section("Positions", _image(plots.positions(observation))))
-    end = start + observation.seconds
+    end = start + observation.length
     summary = f"{start:.2f} to {end:.2f} s" if observation.takes != "text" else f"{len(observation.features)} tokens"
     layers = f"{observation.self_attention.shape[1]} heads in {len(observation.self_attention)} encoder layers"
     decoder = f"{observation.cross_attention.shape[1]} in {len(observation.cross_attention)} decoder layers"

@@ -25,15 +25,17 @@ def sound(observation: Observation) -> Figure:
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=(4, 3, 1))
     if observation.features.ndim == 2:
         title = "log-mel features, normalised" if observation.takes == "sound" else "features"
-        _picture(above, observation.features.T, observation.seconds, len(observation.features[0]))
+        edges = observation.frames[0], observation.frames[0] + observation.length  # as good as those of the features
+        _picture(above, observation.features.T, edges, len(observation.features[0]))
         above.set(title=title, ylabel="band")
     if observation.ctc is not None:
         _spikes(middle, observation)
     middle.set(ylabel="CTC posterior", ylim=(0, 1.15))
     for word in observation.words:
         below.axvspan(word.start, word.end, color="tab:blue", alpha=0.15)
-        below.text((word.start + word.end) / 2, 0.5, word.text, ha="center", va="center", fontsize=9)
-    below.set(yticks=[], xlabel="seconds", xlim=(0, observation.seconds))
+        middle_of_it = (word.start + word.end) / 2
+        below.text(middle_of_it, 0.5, _drawable(word.text), ha="center", va="center", fontsize=9)
+    below.set(yticks=[], xlabel="seconds", xlim=(0, observation.length))
     return figure
 
 
@@ -42,11 +44,11 @@ def cross_attention(observation: Observation, layer: int, head: int) -> Figure:
     weights = observation.cross_attention[layer - 1, head - 1]
     figure = Figure(figsize=(12, max(3.0, 0.18 * min(len(weights), MOST_LABELS))), layout="constrained")
     axes = figure.subplots()
-    _picture(axes, weights, observation.seconds, len(weights), origin="upper")
+    _picture(axes, weights, observation.frames, len(weights), downwards=True)
     every = -(-len(weights) // MOST_LABELS)
     rows = range(0, len(weights), every)
     axes.set_yticks([row + 0.5 for row in rows], [_drawable(observation.tokens[row]) for row in rows], fontsize=8)
-    axes.set(title=f"cross-attention, decoder layer {layer}, head {head}", xlabel=_time(observation))
+    axes.set(title=f"cross-attention, decoder layer {layer}, head {head}", xlabel=observation.unit)
     return figure
 
 
@@ -55,9 +57,9 @@ def self_attention(observation: Observation, layer: int, head: int) -> Figure:
     weights = observation.self_attention[layer - 1, head - 1]
     figure = Figure(figsize=(5.5, 5), layout="constrained")
     axes = figure.subplots()
-    _picture(axes, weights, observation.seconds, observation.seconds, origin="upper")
+    _picture(axes, weights, observation.frames, observation.frames[1] - observation.frames[0], downwards=True)
     title = f"self-attention, encoder layer {layer}, head {head}"
-    axes.set(title=title, xlabel=f"attended to: {_time(observation)}", ylabel=f"frame: {_time(observation)}")
+    axes.set(title=title, xlabel=f"attended to: {observation.unit}", ylabel=f"frame: {observation.unit}")
     return figure
 
 
@@ -106,7 +108,8 @@ def positions(observation: Observation) -> Figure:
 def _spikes(axes: Axes, observation: Observation) -> None:
     """The posterior of every token that is the likeliest anywhere, labelled where it is high."""
     posteriors = observation.ctc.numpy()
-    frames = (np.arange(len(posteriors)) + 0.5) * observation.seconds / len(posteriors)
+    edges = np.linspace(*observation.frames, len(posteriors) + 1)
+    frames = (edges[1:] + edges[:-1]) / 2
     axes.plot(frames, posteriors[:, 0], color="lightgray", linewidth=1, label="blank")
     best = posteriors.argmax(axis=1)
     for token in np.unique(best[best != 0]):
@@ -119,8 +122,8 @@ def _spikes(axes: Axes, observation: Observation) -> None:
     axes.legend(loc="upper right", fontsize=8)
 
 
-def _picture(axes: Axes, values: Tensor, width: float, height: float, origin: str = "lower") -> None:
-    extent = (0, width, 0, height) if origin == "lower" else (0, width, height, 0)
+def _picture(axes: Axes, values: Tensor, edges: tuple[float, float], height: float, downwards: bool = False) -> None:
+    origin, extent = ("upper", (*edges, height, 0)) if downwards else ("lower", (*edges, 0, height))
     axes.imshow(values, aspect="auto", origin=origin, extent=extent, interpolation="nearest")
 
 
@@ -134,10 +137,6 @@ def _table(axes: Axes, values: Tensor, title: str, least: float, most: float) ->
     axes.set_yticks(range(layers), range(1, layers + 1))
     axes.set_title(title, fontsize=9)
     axes.set(xlabel="head", ylabel="layer")
-
-
-def _time(observation: Observation) -> str:
-    return "hundreds of characters" if observation.takes == "text" else "seconds"
 
 
 def _drawable(symbol: str) -> str:

@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     except ValueError as error:
         fail("asr.transcribe", error)
     is_text = recognizer.takes == "text"
-    failed, files = False, _lines(args.files) if is_text else _files(args.files, recognizer.takes)
+    failed, files = _lines(args.files) if is_text else (False, _files(args.files, recognizer.takes))
     named = len(files) > 1 and not is_text
     with progress_bar(_seconds(files) if sys.stderr.isatty() and not is_text else 0.0) as advance:
         for transcript in recognizer.transcribe_all(files, advance):
@@ -87,14 +87,18 @@ def _files(arguments: list[str], takes: str) -> list[str]:
     return found
 
 
-def _lines(files: list[str]) -> list[str]:
-    """The lines of all files, of which one line each will be written."""
+def _lines(files: list[str]) -> tuple[bool, list[str]]:
+    """Whether some file could not be read (each has its line on standard error), and the lines of the others."""
     from asr.audio.reading import AudioError, read_lines
 
-    try:
-        return [line for file in files for line in read_lines(file)]
-    except AudioError as error:
-        fail("asr.transcribe", error, code=1)
+    failed, lines = False, []
+    for file in files:
+        try:
+            lines += list(read_lines(file))
+        except AudioError as error:
+            failed = True
+            print(f"asr.transcribe: {error}", file=sys.stderr)
+    return failed, lines
 
 
 def _seconds(files: list[str]) -> float:

@@ -92,9 +92,13 @@ def main() -> None:
     rows = []
     for seconds in args.seconds:
         values = {kind: measure_apart(seconds, kind, args) for kind in KINDS}
+        failed = {kind: value for kind, value in values.items() if isinstance(value, str)}
+        if failed:
+            print(f"| {seconds:g} s | " + " | ".join(failed.get(kind, "") for kind in KINDS) + " | |")
+            continue
         rows.append((seconds, values))
         (full, full_mib), (local, local_mib) = (values[kind] for kind in KINDS)
-        ratio = f"{full / local:.1f} x, {full_mib / local_mib:.1f} x"
+        ratio = f"{full / local:.1f} x, {full_mib / max(1, local_mib):.1f} x"
         print(f"| {seconds:g} s | {full:.2f} s, {full_mib:.0f} MiB | {local:.2f} s, {local_mib:.0f} MiB | {ratio} |")
     if args.out:
         draw(rows, args.out)

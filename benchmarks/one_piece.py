@@ -55,11 +55,10 @@ def main() -> None:
     for strategy in args.strategies:
         settings = {} if strategy == "beam" else {"options": DecodeOptions(strategy, beam_size=1)}
         row(f"{strategy}, cut at pauses", asr.load(**settings), sound, said)
-        whole = asr.load(piece_seconds=1e9, **settings)
+        whole = asr.load(piece_seconds=86400, **settings)
         row(f"{strategy}, one piece", whole, sound, said)
         for window in args.windows:
-            for layer in whole.model.transformer.encoder.layers:
-                layer.attention.window = (window, window)
+            whole.model.transformer.encoder.set_window(window, window)
             row(f"{strategy}, one piece, {window} frames on each side", whole, sound, said)
 
 

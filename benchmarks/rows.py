@@ -13,5 +13,5 @@ def measured(command: list[str], threads: int) -> dict | str:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
     if done.returncode:
-        return done.stderr.strip().splitlines()[-1][:100]
+        return (done.stderr.strip() or f"killed ({done.returncode})").splitlines()[-1][:100]
     return json.loads(done.stdout.strip().splitlines()[-1])

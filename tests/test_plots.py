@@ -16,7 +16,9 @@ def observation() -> Observation:
     follows = torch.eye(12)[[2, 8, 11]]
     return Observation(
         takes="sound",
-        seconds=0.5,
+        unit="seconds",
+        length=0.5,
+        frames=(0.02, 0.5),
         features=torch.randn(50, 20),
         text="hi yo",
         tokens=tokens,
@@ -37,7 +39,7 @@ def texts(axes) -> list[str]:
 def test_spikes_and_words_stand_where_they_were_heard(observation):
     features, ctc, words = plots.sound(observation).axes
     assert texts(ctc) == ["_hi", "_yo"]
-    assert [text.get_position()[0] for text in ctc.texts] == pytest.approx([2.5 / 24, 8.5 / 24])
+    assert [text.get_position()[0] for text in ctc.texts] == pytest.approx([0.02 + 2.5 * 0.04, 0.02 + 8.5 * 0.04])
     assert texts(words) == ["hi", "yo"]
     assert features.get_images()[0].get_array().shape == (20, 50)
     assert words.get_xlim() == (0, 0.5)

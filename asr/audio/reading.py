@@ -82,8 +82,8 @@ def read_matrix(path: str | os.PathLike) -> np.ndarray:
         raise AudioError(f"{path}: no such file") from None
     except Exception as error:
         raise AudioError(f"{path}: not a feature matrix ({str(error).splitlines()[0]})") from None
-    if matrix.ndim != 2 or not np.isfinite(matrix).all():
-        raise AudioError(f"{path}: a feature matrix is (T, d) and finite, this one has shape {matrix.shape}")
+    if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
+        raise AudioError(f"{path}: a feature matrix is (T, d), not empty and finite, this one is {matrix.shape}")
     return matrix
 
 

@@ -29,7 +29,7 @@ def download(args: argparse.Namespace) -> None:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    cuts = open_corpus(args.corpus)
+    cuts = open_corpus(args.corpus, transcribed=not args.untranscribed)
     if args.wav:
         cuts = CutSet.from_cuts(_as_wav(cut, sound, args.wav) for cut, sound in iterate(cuts)).to_eager()
     _write(cuts, args.out)
@@ -43,7 +43,7 @@ def _as_wav(cut: MonoCut, sound: np.ndarray, folder: Path) -> MonoCut:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_wav(path, sound)
     supervision = cut.supervisions[0]
-    utterance = Utterance(cut.id, path, supervision.text, supervision.speaker or "", len(sound) / SAMPLE_RATE)
+    utterance = Utterance(cut.id, path, supervision.text or "", supervision.speaker or "", len(sound) / SAMPLE_RATE)
     return next(iter(make_cuts([utterance], str(path))))
 
 
@@ -83,6 +83,7 @@ def main() -> None:
     sub = commands.add_parser("prepare", help="check a corpus and write it as Lhotse cuts")
     sub.add_argument("corpus", nargs="+")
     sub.add_argument("--out", type=Path, required=True, help="cuts to write (.jsonl.gz)")
+    sub.add_argument("--untranscribed", action="store_true", help="sound without transcripts will do")
     sub.add_argument("--wav", type=Path, help="folder for the decoded sound: reading it costs training next to nothing")
     sub.set_defaults(run=prepare)
     sub = commands.add_parser("sample", help="draw some utterances")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lhotse import CutSet, MonoCut
+from lhotse import CutSet, MonoCut, SupervisionSegment
 
 from asr.corpus.an4 import read_an4
 from asr.corpus.folder import read_folder
@@ -41,6 +41,8 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
             raise ValueError(f"{path}: no such file")
         cuts = CutSet.from_file(path).to_eager()
         for cut in cuts:
+            if not transcribed and isinstance(cut, MonoCut) and not cut.supervisions:
+                cut.supervisions = [SupervisionSegment(cut.id, cut.recording_id, 0, cut.duration, text="")]
             if not isinstance(cut, MonoCut) or len(cut.supervisions) != 1:
                 raise ValueError(
                     f"{path}: {cut.id} is not one channel with one supervision (lhotse: trim_to_supervisions)"

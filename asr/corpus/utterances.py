@@ -1,8 +1,8 @@
 """One utterance is one Lhotse cut: making it from a source, checking it, reading its sound, its matrix or its text.
 
 Sound inside an uncompressed tar is read at its place there: `tar_offset` and `tar_size` in the cut's custom fields. A
-feature matrix has no recording; its path is the custom field `matrix`. Nor has a text that is to be written as another;
-it is the custom field `source`.
+feature matrix has no recording; its path is the custom field `matrix`, beside its `width`. Nor has a text that is to be
+written as another; it is the custom field `source`.
 """
 
 from __future__ import annotations
@@ -121,8 +121,9 @@ def _make_cut(utterance: Utterance) -> MonoCut:
         if not utterance.source.strip():
             raise AudioError(f"{path}: an empty source")
     elif path.suffix in MATRIX_SUFFIXES:
-        custom["matrix"] = str(path)
-        recording, duration = None, len(read_matrix(path)) / STEPS_PER_SECOND
+        matrix = read_matrix(path)
+        custom.update(matrix=str(path), width=matrix.shape[1])
+        recording, duration = None, len(matrix) / STEPS_PER_SECOND
     else:
         if utterance.tar_offset is None:
             header = read_duration(path)

@@ -7,6 +7,7 @@ transformers"): 1 where every query attends to its own place, 0 where it attends
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from asr.decode.recognizer import Recognizer
 @dataclass(frozen=True)
 class TimedWord:
     text: str
-    start: float  # seconds from the beginning of what was observed
+    start: float  # from the beginning of what was observed
     end: float
 
 
@@ -30,7 +31,9 @@ class Observation:
     """One piece of a recording, seen from inside. All tensors are float32 and on the CPU."""
 
     takes: str  # sound, matrix or text
-    seconds: float  # that the encoder's frames span
+    unit: str  # of all times: seconds, or tokens of a text
+    length: float  # of what was put in, without padding
+    frames: tuple[float, float]  # where the encoder's first frame begins and its last ends
     features: Tensor  # (T, d) as the encoder gets them; of text (T,) token ids
     text: str
     tokens: list[str]  # as the decoder wrote them, and the end
@@ -58,16 +61,18 @@ def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
     decoder(decoder.prompted(Y), memory, lens, cross_attention)
     before = len(transformer.config.prompt) - 1
     ctc = transformer.ctc_log_probs(memory)[0].float().cpu() if transformer.ctc else None
-    seconds = len(samples) / recognizer.rate
     M = memory.shape[1]
+    frames = _span(recognizer, M)
     cross = torch.stack([weights[0, :, before:].float().cpu() for weights in cross_attention])
     return Observation(
         takes=recognizer.takes,
-        seconds=seconds,
+        unit="tokens" if recognizer.takes == "text" else "seconds",
+        length=len(samples) / (1 if recognizer.takes == "text" else recognizer.rate),
+        frames=frames,
         features=X[0].cpu(),
         text=tokenizer.decode(best.tokens).strip(),
         tokens=[*(_symbol(tokenizer, token) for token in best.tokens), "<eos>"],
-        words=_words(recognizer, best.tokens, ctc, cross, seconds),
+        words=_words(recognizer, best.tokens, ctc, cross, frames),
         symbols=[_symbol(tokenizer, token) for token in range(len(tokenizer))],
         ctc=None if ctc is None else ctc.exp(),
         self_attention=torch.stack([weights[0].float().cpu() for weights in self_attention]),
@@ -79,7 +84,7 @@ def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
 
 def entropy(weights: Tensor) -> Tensor:
     """Mean over the queries of attention weights `(..., L_q, L_k)`: `(...)` in nats; even attention has log L_k."""
-    return -(weights * weights.clamp(min=1e-30).log()).sum(dim=-1).mean(dim=-1)
+    return (weights * -weights.clamp(min=1e-30).log()).sum(dim=-1).mean(dim=-1)
 
 
 def diagonality(weights: Tensor) -> Tensor:
@@ -97,14 +102,18 @@ def score_spread(weights: Tensor, key_dim: int) -> tuple[Tensor, Tensor]:
     1/√d_k and without: `(...)` each.
 
     Weights are scores up to a constant a query once their logarithm is taken, so that it comes from them alone."""
-    scores = weights.clamp(min=1e-30).log()
-    spread = scores.std(dim=-1).mean(dim=-1)
+    seen = weights > 0  # what a window hides, or what is too small for its type, has no score
+    count = seen.sum(dim=-1).clamp(min=2)
+    scores = weights.clamp(min=1e-30).log().masked_fill(~seen, 0.0)
+    mean = scores.sum(dim=-1, keepdim=True) / count[..., None]
+    spread = ((scores - mean).masked_fill(~seen, 0.0).square().sum(dim=-1) / (count - 1)).sqrt().mean(dim=-1)
     return spread, spread * math.sqrt(key_dim)
 
 
 def unscaled(weights: Tensor, key_dim: int) -> Tensor:
     """The weights that the same queries and keys would give without 1/√d_k."""
-    return (weights.clamp(min=1e-30).log() * math.sqrt(key_dim)).softmax(dim=-1)
+    scores = weights.clamp(min=1e-30).log() * math.sqrt(key_dim)
+    return scores.masked_fill(weights == 0, torch.finfo(scores.dtype).min).softmax(dim=-1)
 
 
 def _symbol(tokenizer, token: int) -> str:
@@ -117,18 +126,32 @@ def _symbol(tokenizer, token: int) -> str:
     return f"\u2423{text.strip()}" if tokenizer.begins_word(token) else text
 
 
-def _words(recognizer: Recognizer, tokens: list[int], ctc: Tensor | None, cross: Tensor, seconds: float):
-    """Each word from where CTC hears its first token to where it hears its last; without CTC, around where the decoder
-    looks."""
-    frames = cross.shape[-1]
-    if ctc is not None and tokens:
-        spans = ctc_alignment(ctc, tokens)
-    else:
-        looks = (cross.mean(dim=(0, 1)) * torch.arange(frames)).sum(dim=-1).tolist()
-        spans = [(look, look + 1) for look in looks]
-    scale = seconds / max(1, frames)
+def _span(recognizer: Recognizer, memory: int) -> tuple[float, float]:
+    """Where the first of `memory` encoder frames begins and the last ends: each stands for the features in the middle
+    of what it sees, each of those for a hop in the middle of its window."""
+    front_end, subsampling = recognizer.model.front_end.config, recognizer.model.transformer.encoder.subsampling
+    if recognizer.takes == "text":
+        return 0.0, float(memory)
+    hop = front_end.hop_ms / 1000
+    before = (front_end.window_ms / 1000 - hop) / 2 if recognizer.takes == "sound" else 0.0
+    first = before + subsampling.first_centre * hop
+    return first, first + memory * subsampling.factor * hop
+
+
+def _words(
+    recognizer: Recognizer, tokens: list[int], ctc: Tensor | None, cross: Tensor, frames: tuple[float, float]
+) -> list[TimedWord]:
+    """Each word from where CTC hears its first token to where it hears its last; without CTC, or where its frames are
+    too few for what the decoder wrote, around where the decoder looks."""
+    count = cross.shape[-1]
+    looks = (cross.mean(dim=(0, 1)) * torch.arange(count)).sum(dim=-1).tolist()
+    spans = [(look, look + 1) for look in looks]
+    if ctc is not None:
+        with contextlib.suppress(ValueError):
+            spans = ctc_alignment(ctc, tokens)
+    first, step = frames[0], (frames[1] - frames[0]) / count
     words = recognizer.model.tokenizer.words(tokens)
-    return [TimedWord(text, spans[p.start][0] * scale, spans[p.stop - 1][1] * scale) for text, p in words]
+    return [TimedWord(text, first + spans[p.start][0] * step, first + spans[p.stop - 1][1] * step) for text, p in words]
 
 
 def _positions(transformer, length: int) -> Tensor:

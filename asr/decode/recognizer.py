@@ -82,15 +82,19 @@ class Recognizer:
         precision: str = "auto",
         calibration: Calibration | None = None,
         piece_seconds: float = LONGEST,
+        attention_window: tuple[int, int] | None = None,
     ):
         """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder, `ngram` a
         file; `precision` (auto, float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place, for
-        good; `calibration` is of the words' confidences; what is longer than `piece_seconds` is cut at its pauses.
+        good; `calibration` is of the words' confidences; what is longer than `piece_seconds` is cut at its pauses
+        (a model with a window, as Whisper's, has its own); with `attention_window` the encoder's self-attention sees so
+        many frames before and after each.
 
         Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
-        for name, value in (("batch_seconds", batch_seconds), ("piece_seconds", piece_seconds)):
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, not {value}")
+        if not batch_seconds > 0:
+            raise ValueError(f"batch_seconds must be positive, not {batch_seconds}")
+        if not 1 <= piece_seconds <= 86400:
+            raise ValueError(f"piece_seconds must lie between 1 and 86400 (a day), not {piece_seconds}")
         self.model = model.eval()
         self.language_model = None
         if language_model is not None:
@@ -102,6 +106,8 @@ class Recognizer:
                 raise ValueError("the language model ends with another token than the model: train it anew")
             self.language_model = with_precision(language_model.transformer.eval(), precision)
         self.ngram = ngram if ngram is None or isinstance(ngram, NGram) else NGram(ngram)
+        if attention_window:
+            model.transformer.encoder.set_window(*attention_window)
         model.transformer = with_precision(model.transformer, precision)
         self.options = options or (DecodeOptions() if model.transformer.ctc else IMPORTED)
         check_options(model.transformer, self.options)

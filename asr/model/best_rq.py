@@ -2,8 +2,13 @@
 quantizer for speech recognition").
 
 Stretches of the features are replaced by noise, and the encoder predicts what was there: not the features, but the
-codes that a quantiser gives them which was drawn at random and never learns. With several codebooks each predicts its
-own code (Zhang et al. 2023, Google USM).
+codes that a quantiser gives them which was drawn at random and never learns. Several codebooks ask so many questions
+(Zhang et al. 2023, Google USM).
+
+Two things differ from the paper, measured on an hour of speech (docs/pretraining.md): the quantiser gets the mean of an
+encoder frame's features and not all of them side by side, of which hardly any two are alike; and the codes of frames
+that can be seen are asked for, too, as HuBERT may (Hsu et al. 2021, section 3.3): without them the encoder stays for
+thousands of updates with the codes' frequencies.
 """
 
 from __future__ import annotations
@@ -20,17 +25,18 @@ from asr.model.encoder import Encoder
 @dataclass(frozen=True)
 class MaskedPredictionConfig:
     codebooks: int = 4
-    codes: int = 1024  # of a codebook
+    codes: int = 256  # of a codebook
     code_dim: int = 16  # width to which features are projected before the nearest code is looked for
-    mask_start: float = 0.01  # probability that a masked stretch begins at a frame of the features
-    mask_frames: int = 40  # length of a stretch; stretches may overlap
+    mask_start: float = 0.015  # probability that a masked stretch begins at a frame of the features
+    mask_frames: int = 24  # length of a stretch; stretches may overlap
     mask_noise: float = 0.1  # deviation of the normal noise in the place of masked features, which are normalised
+    visible_weight: float = 1.0  # of the loss of the frames that are not masked, beside that of those that are
 
     def __post_init__(self):
-        if min(self.codebooks, self.code_dim, self.mask_frames) < 1 or self.codes < 2 or self.mask_noise < 0:
-            raise ValueError(
-                "masked_prediction: codebooks, code_dim and mask_frames must be at least 1, codes 2, mask_noise 0"
-            )
+        if min(self.codebooks, self.code_dim, self.mask_frames) < 1 or self.codes < 2:
+            raise ValueError("masked_prediction: codebooks, code_dim and mask_frames must be at least 1, codes 2")
+        if min(self.mask_noise, self.visible_weight) < 0:
+            raise ValueError("masked_prediction: mask_noise and visible_weight must not be negative")
         if not 0 < self.mask_start < 1:
             raise ValueError(f"masked_prediction.mask_start must lie in (0, 1), not {self.mask_start}")
 
@@ -54,10 +60,11 @@ class RandomProjectionQuantizer(nn.Module):
 
 
 class Prediction(NamedTuple):
-    """Of the masked encoder frames of a batch."""
+    """Of the encoder frames of a batch that are wholly masked, and of those that are not masked at all."""
 
-    loss: Tensor  # cross-entropy per code, in nats
-    accuracy: Tensor  # share of the codes that are the likeliest
+    masked_loss: Tensor  # cross-entropy per code, in nats
+    visible_loss: Tensor
+    accuracy: Tensor  # share of the masked frames' codes that are the likeliest
     frames: Tensor  # how many masked frames there were
 
 
@@ -70,7 +77,11 @@ class MaskedPrediction(nn.Module):
         self.config = config
         self.encoder = encoder
         self.factor = encoder.subsampling.factor
-        self.quantizer = RandomProjectionQuantizer(dim * self.factor, config)
+        if config.mask_frames < self.factor:
+            raise ValueError(
+                f"masked_prediction.mask_frames={config.mask_frames} never hides a whole encoder frame of {self.factor}"
+            )
+        self.quantizer = RandomProjectionQuantizer(dim, config)
         self.output = nn.Linear(encoder.config.d_model, config.codebooks * config.codes)
 
     def forward(self, X: Tensor, X_lens: Tensor) -> Prediction:
@@ -78,14 +89,14 @@ class MaskedPrediction(nn.Module):
         mask = self.draw_mask(X)
         memory, lens = self.encoder(self.masked(X, mask), X_lens)
         length = memory.shape[1]
-        codes = self.quantizer(self.stacked(X, length))
+        codes = self.quantizer(self.middle(X, length).mean(dim=2))
         real = torch.arange(length, device=X.device) < lens[:, None]
-        hidden = (self.stacked(mask[:, :, None], length).all(dim=2) & real)[:, :, None]
+        covered = self.middle(mask[:, :, None], length)[..., 0]
+        hidden, visible = covered.all(dim=2) & real, ~covered.any(dim=2) & real
         log_probs = self.output(memory).float().unflatten(2, (self.config.codebooks, -1)).log_softmax(dim=3)
-        likelihood = log_probs.gather(3, codes[..., None])[..., 0].masked_fill(~hidden, 0.0)
-        right = (log_probs.argmax(dim=3) == codes) & hidden
-        count = (self.config.codebooks * hidden.sum()).clamp(min=1)
-        return Prediction(-likelihood.sum() / count, right.sum() / count, hidden.sum())
+        likelihood = log_probs.gather(3, codes[..., None])[..., 0].mean(dim=2)
+        right = (log_probs.argmax(dim=3) == codes).float().mean(dim=2)
+        return Prediction(-_mean(likelihood, hidden), -_mean(likelihood, visible), _mean(right, hidden), hidden.sum())
 
     def draw_mask(self, X: Tensor) -> Tensor:
         """`(B, T)`, True = masked: stretches of `mask_frames` from frames drawn with probability `mask_start`."""
@@ -99,10 +110,15 @@ class MaskedPrediction(nn.Module):
         noise = torch.randn(X.shape, device=X.device, dtype=X.dtype) * self.config.mask_noise
         return torch.where(mask[:, :, None], noise, X)
 
-    def stacked(self, X: Tensor, length: int) -> Tensor:
-        """The frames in the middle of what each encoder frame sees, side by side: `(B, T, d)` -> `(B, length, s d)`
-        where the subsampling is by s."""
+    def middle(self, X: Tensor, length: int) -> Tensor:
+        """The frames in the middle of what each encoder frame sees: `(B, T, d)` -> `(B, length, s, d)` where the
+        subsampling is by s."""
         first = self.encoder.subsampling.first_centre
         missing = first + length * self.factor - X.shape[1]
         X = nn.functional.pad(X, (0, 0, 0, max(0, missing)))[:, first : first + length * self.factor]
-        return X.unflatten(1, (length, self.factor)).flatten(2)
+        return X.unflatten(1, (length, self.factor))
+
+
+def _mean(x: Tensor, where: Tensor) -> Tensor:
+    """0 where there is nothing."""
+    return x.masked_fill(~where, 0.0).sum() / where.sum().clamp(min=1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
+from asr.audio.features import FeatureConfig
 from asr.model.config import ModelConfig
 from asr.model.layers import ConformerEncoderLayer, TransformerEncoderLayer, start_near_identity
 from asr.model.masks import length_mask
@@ -11,6 +14,12 @@ from asr.model.positions import Positions
 from asr.model.subsampling import SUBSAMPLERS
 
 LAYERS = {"transformer": TransformerEncoderLayer, "conformer": ConformerEncoderLayer}
+
+
+def check_front_end(features: FeatureConfig, config: ModelConfig) -> None:
+    """Raises ValueError where the encoder cannot read what the front end gives."""
+    if (features.takes == "text") != (config.subsampler == "embedding"):
+        raise ValueError("features.kind=text and model.subsampler=embedding go together")
 
 
 class Encoder(nn.Module):
@@ -25,6 +34,12 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(config.d_model) if config.norm_first else nn.Identity()
         if config.norm_first:
             start_near_identity(self.layers)
+
+    def set_window(self, left: int, right: int) -> None:
+        """Lets self-attention see so many frames before a frame and after it, exactly as a model that was built so."""
+        self.config = replace(self.config, attention_left=left, attention_right=right)
+        for layer in self.layers:
+            layer.attention.window = self.config.attention_window
 
     def forward(
         self, X: Tensor, X_lens: Tensor, weights: list[Tensor] | None = None, outputs: list[Tensor] | None = None

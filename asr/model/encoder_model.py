@@ -10,7 +10,7 @@ from torch import nn
 
 from asr.audio.features import FeatureConfig, FrontEnd
 from asr.model.config import ModelConfig
-from asr.model.encoder import Encoder
+from asr.model.encoder import Encoder, check_front_end
 from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
 
 
@@ -19,6 +19,7 @@ class EncoderModel(nn.Module):
 
     def __init__(self, features: FeatureConfig, config: ModelConfig):
         super().__init__()
+        check_front_end(features, config)
         self.front_end = FrontEnd(features)
         self.encoder = Encoder(config)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from asr.model.dot_product import scaled_dot_product_attention
 from asr.model.dropout import Dropout
+from asr.model.masks import window_mask
 
 SMALLEST_BLOCK = 64  # queries; shorter blocks would spend their time on keys that they share with their neighbours
 TOGETHER = 32  # blocks at once: the keys of a block are copied for it
@@ -30,6 +31,10 @@ def local_attention(
 
     `mask (B, 1, 1, L)`: keys in the padding. A query that sees no key gets zeros."""
     B, _, L, _ = Q.shape
+    left, right = min(left, L - 1), min(right, L - 1)
+    if left + right >= L:  # hardly a key is out of any window: blocks would cost more than they save
+        outside = window_mask(L, left, right, Q.device)
+        return scaled_dot_product_attention(Q, K, V, outside if mask is None else mask | outside, dropout)
     block = max(SMALLEST_BLOCK, left + right)
     width, blocks = left + block + right, -(-L // block)
     beyond = blocks * block - L
@@ -37,8 +42,8 @@ def local_attention(
     K, V = (nn.functional.pad(x, (0, 0, left, beyond + right)).unfold(2, width, block).mT for x in (K, V))
     hidden = torch.zeros(1, 1, 1, L, dtype=torch.bool, device=Q.device) if mask is None else mask
     hidden = nn.functional.pad(hidden, (left, beyond + right), value=True)[:, 0, 0].unfold(1, width, block)
-    distance = torch.arange(width, device=Q.device) - left - torch.arange(block, device=Q.device)[:, None]
-    outside = (distance < -left) | (distance > right)
+    # key j of a block stands at j - left, seen from its first query
+    outside = window_mask(width, 0, left + right, Q.device)[:block]
     parts = []
     for first in range(0, blocks, TOGETHER):
         some = slice(first, min(first + TOGETHER, blocks))

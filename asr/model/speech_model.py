@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from asr.audio.features import FeatureConfig, FrontEnd
 from asr.model.config import ModelConfig
+from asr.model.encoder import check_front_end
 from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
 from asr.model.transformer import Output, Transformer
 from asr.text.loading import load_tokenizer
@@ -28,8 +29,7 @@ class SpeechModel(nn.Module):
         self, features: FeatureConfig, transformer: Transformer, tokenizer: Tokenizer, normalizer: str = "english"
     ):
         super().__init__()
-        if (features.takes == "text") != (transformer.config.subsampler == "embedding"):
-            raise ValueError("features.kind=text and model.subsampler=embedding go together")
+        check_front_end(features, transformer.config)
         self.front_end = FrontEnd(features)
         self.transformer = transformer
         self.tokenizer = tokenizer
@@ -59,6 +59,10 @@ class SpeechModel(nn.Module):
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> SpeechModel:
         """The model of a folder, in float32 and evaluation mode. Raises ModelError saying what is wrong with it."""
         with read_folder(folder) as (description, weights):
+            if "encoder" in description:
+                raise ValueError(
+                    "it is an encoder alone, as asr.pretrain makes them: asr.train init_from=... begins there"
+                )
             with WithoutStartValues():
                 transformer = Transformer(ModelConfig.from_dict(description["model"]))
             features = FeatureConfig(**description["features"])

@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 
+def best_checkpoints(out: Path) -> list[Path]:
+    """Best first, by the figure in their names: Lightning forgets which were best when the folder is moved."""
+    return sorted((out / "checkpoints").glob("[0-9]*-*.ckpt"), key=lambda path: float(path.stem.split("-")[1]))
+
+
 def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> dict[str, Tensor]:
     """The mean of the tensors called `prefix…` in Lightning checkpoints, without the prefix; sums in float64.
 

@@ -15,8 +15,15 @@ from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer
 from asr.training.config import TokenizerConfig, TrainConfig
 
 CONFIG_OF_THE_VOCABULARY = ("prompt", "eos", "suppressed", "suppressed_first", "first_timestamp", "ctc")
-CONFIG_OF_THE_DECODER = ("decoder_layers", "decoder_positions", "tie_output", "output_bias")
-OF_THE_VOCABULARY = ("ctc.", "decoder.embedding.", "decoder.output.")
+CONFIG_OF_THE_DECODER = (
+    *("decoder_layers", "decoder_positions", "max_positions", "tie_output", "output_bias", "tokens_per_frame"),
+)
+OF_THE_VOCABULARY = ("ctc.", "decoder.embedding.", "decoder.output.", "encoder.subsampling.table.")
+OF_A_LANGUAGE_MODEL = (  # what a decoder and the language model that it begins as have in common
+    *("d_model", "num_heads", "d_k", "d_v", "ffn_dim", "activation", "norm_first", "decoder_layers"),
+    *("attention_bias", "key_bias", "positions_of_decoder", "first_position", "max_positions", "scale_embedding"),
+    *("tie_output", "output_bias"),
+)
 
 
 def build_tokenizer(config: TokenizerConfig, texts: list[str]) -> Tokenizer:
@@ -48,8 +55,8 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
     """The model `origin`, writing with `tokenizer`, with the dropout of `config` and its lowest layers frozen.
 
     With another tokenizer than the model's own, what depends on the vocabulary begins anew, with a CTC head if `config`
-    has one. With an encoder everything else begins anew, as `config` has it. Raises ValueError where there are fewer
-    layers than are to be frozen."""
+    has one. With an encoder everything else begins anew, as `config` has it. Either can be given a window for the
+    encoder's attention. Raises ValueError where there are fewer layers than are to be frozen."""
     if isinstance(origin, EncoderModel):
         shape, anew = origin.encoder.config, (*CONFIG_OF_THE_VOCABULARY, *CONFIG_OF_THE_DECODER)
         weights = {f"encoder.{name}": weight for name, weight in origin.encoder.state_dict().items()}
@@ -59,6 +66,8 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
         if anew:
             weights = {name: weight for name, weight in weights.items() if not name.startswith(OF_THE_VOCABULARY)}
     of_this_training = {name: getattr(config.model, name) for name in ("dropout", *anew)}
+    if config.model.attention_window:
+        of_this_training |= {name: getattr(config.model, name) for name in ("attention_left", "attention_right")}
     shape = replace(shape, vocab_size=len(tokenizer), **of_this_training)
     if config.freeze_layers > shape.encoder_layers:
         raise ValueError(f"freeze_layers={config.freeze_layers}: {config.init_from} has {shape.encoder_layers} layers")
@@ -76,17 +85,16 @@ def start_decoder(model: SpeechModel, text_model: TextModel) -> None:
     """Gives the decoder the weights of a language model of its shape: all but the attention to the encoder, whose
     output begins at zero, so that the decoder begins as that language model.
 
-    Raises ValueError where a shape differs."""
-    decoder, weights = model.transformer.decoder, {}
-    for name, weight in text_model.transformer.state_dict().items():
-        name = name.replace(".attention", ".self_attention")
-        own = decoder.state_dict().get(name)
-        if own is None or own.shape != weight.shape:
-            raise ValueError(
-                f"init_decoder_from: {name} is {tuple(weight.shape)} in the language model and"
-                f" {'missing' if own is None else tuple(own.shape)} in the decoder: give both the same model options"
-            )
-        weights[name] = weight
-    decoder.load_state_dict(weights, strict=False)
+    Raises ValueError naming the option where their shapes differ."""
+    decoder, language_model = model.transformer.decoder, text_model.transformer
+    for name in OF_A_LANGUAGE_MODEL:
+        ours, theirs = getattr(decoder.config, name), getattr(language_model.config, name)
+        if ours != theirs:
+            raise ValueError(f"init_decoder_from: model.{name} is {theirs} in the language model, and {ours} here")
+    weights = language_model.state_dict()
+    decoder.load_state_dict(
+        {name.replace(".attention", ".self_attention"): weight for name, weight in weights.items()}, strict=False
+    )
     for layer in decoder.layers:
-        nn.init.zeros_(layer.cross_attention.output.weight)
+        for parameter in layer.cross_attention.output.parameters():
+            nn.init.zeros_(parameter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from asr.audio.augment import SpecAugmentConfig
+from asr.audio.distort import DistortionConfig
 from asr.audio.features import FeatureConfig
 from asr.decode.options import DecodeOptions
 from asr.model.best_rq import MaskedPredictionConfig
@@ -20,7 +21,7 @@ class SoundConfig:
     dev: list[str] = field(default_factory=list)
     min_seconds: float = 0.1
     max_seconds: float = 30.0  # longer utterances are left out of training
-    speeds: list[float] = field(default_factory=lambda: [0.9, 1.0, 1.1])  # one is drawn for each batch
+    speeds: list[float] = field(default_factory=lambda: [0.9, 1.0, 1.1])  # one is drawn for each batch of sound
     batch_seconds: float = 120.0  # of sound on one device at once, padding included
     global_batch_seconds: float = 120.0  # of sound in one update, over all devices
     workers: int = -1  # processes that read sound; -1: one for each core but one, at most 8
@@ -76,8 +77,8 @@ class LossConfig:
     def __post_init__(self):
         if not 0 <= self.ctc_weight <= 1 or not 0 <= self.label_smoothing < 1:
             raise ValueError("loss.ctc_weight lies in [0, 1], loss.label_smoothing in [0, 1)")
-        if self.consistency < 0:
-            raise ValueError(f"loss.consistency must not be negative, not {self.consistency}")
+        if self.consistency < 0 or (self.consistency and not self.ctc_weight):
+            raise ValueError("loss.consistency must not be negative, and is of CTC: loss.ctc_weight must be positive")
         if self.intermediate_ctc < 0 or not 0 <= self.intermediate_weight < 1:
             raise ValueError("loss.intermediate_ctc must not be negative, loss.intermediate_weight lies in [0, 1)")
 
@@ -100,8 +101,33 @@ class OptimizerConfig:
             raise ValueError("optimizer.lr and optimizer.clip must be positive, optimizer.warmup not negative")
 
 
-@dataclass
-class TrainConfig:
+@dataclass(kw_only=True)
+class RunConfig:
+    """How a training runs, whatever it trains."""
+
+    epochs: int = 40
+    validate_every: int = 1  # epochs
+    export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
+    precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
+    devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
+    nodes: int = 1  # machines
+    strategy: str = "auto"  # how they work together, by Lightning's names: ddp, fsdp, ...
+    save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
+    wandb: str = ""  # project of Weights & Biases that gets the curves, too; none: TensorBoard alone
+    seed: int = 1
+    out: str = "exp/model"  # checkpoints, TensorBoard and the model
+    resume: bool = False  # go on from the last checkpoint in `out`
+
+    def __post_init__(self):
+        if self.epochs < 1 or self.validate_every < 1:
+            raise ValueError("epochs and validate_every must be at least 1")
+        if self.save_minutes < 0 or self.devices < 0 or self.nodes < 1:
+            raise ValueError("save_minutes and devices must not be negative, nodes at least 1")
+        _check_export(self.export)
+
+
+@dataclass(kw_only=True)
+class TrainConfig(RunConfig):
     """The whole training; `python -m asr.train --help` shows it composed."""
 
     data: DataConfig
@@ -117,28 +143,17 @@ class TrainConfig:
     new_tokenizer: bool = False  # with init_from: train one on the data; what depends on the vocabulary begins anew
     origin_share: float = 0.0  # with init_from: its weights' share in the model that is exported
     freeze_layers: int = 0  # with init_from: encoder layers that stay as they are, and the subsampler below them
+    distortion: DistortionConfig = field(default_factory=DistortionConfig)
     spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     validation: DecodeOptions = field(default_factory=lambda: DecodeOptions(beam_size=4))
-    epochs: int = 40
-    validate_every: int = 1  # epochs
     average: int = 10  # checkpoints, the best by dev WER, averaged into the model
     ema: float = 0.0  # decay per update of a running mean of the weights, which is validated and kept instead; 0: none
-    export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
     patience: int = 0  # validations without a better dev WER after which training stops; 0: never
-    precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
-    devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
-    nodes: int = 1  # machines
-    strategy: str = "auto"  # how they work together, by Lightning's names: ddp, fsdp, ...
-    save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
-    wandb: str = ""  # project of Weights & Biases that gets the curves, too; none: TensorBoard alone
-    seed: int = 1
-    out: str = "exp/model"  # checkpoints, TensorBoard and the model
-    resume: bool = False  # go on from the last checkpoint in `out`
 
     def __post_init__(self):
-        _check_run(self)
+        super().__post_init__()
         if self.average < 1 or self.patience < 0:
             raise ValueError("average must be at least 1, patience at least 0")
         if not 0 <= self.ema < 1:
@@ -153,21 +168,13 @@ class TrainConfig:
             raise ValueError("init_decoder_from brings a tokenizer: new_tokenizer and origin_share do not go with it")
 
 
-def _check_run(config: TrainConfig | PretrainConfig) -> None:
-    if config.epochs < 1 or config.validate_every < 1:
-        raise ValueError("epochs and validate_every must be at least 1")
-    if config.save_minutes < 0 or config.devices < 0 or config.nodes < 1:
-        raise ValueError("save_minutes and devices must not be negative, nodes at least 1")
-    _check_export(config.export)
-
-
 def _check_export(name: str) -> None:
     if name not in ("float32", "float16"):
         raise ValueError(f"export: {name!r} is not one of float32, float16")
 
 
-@dataclass
-class PretrainConfig:
+@dataclass(kw_only=True)
+class PretrainConfig(RunConfig):
     """The training of an encoder without transcripts; `python -m asr.pretrain --cfg job` shows it composed."""
 
     data: SoundConfig
@@ -175,21 +182,7 @@ class PretrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)  # of it the encoder; input_dim follows from the features
     masked_prediction: MaskedPredictionConfig = field(default_factory=MaskedPredictionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    epochs: int = 40
-    validate_every: int = 1  # epochs
-    export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
-    precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
-    devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
-    nodes: int = 1  # machines
-    strategy: str = "auto"  # how they work together, by Lightning's names: ddp, fsdp, ...
-    save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
-    wandb: str = ""  # project of Weights & Biases that gets the curves, too; none: TensorBoard alone
-    seed: int = 1
     out: str = "exp/encoder"  # checkpoints, TensorBoard and the encoder
-    resume: bool = False  # go on from the last checkpoint in `out`
-
-    def __post_init__(self):
-        _check_run(self)
 
 
 @dataclass

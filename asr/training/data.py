@@ -16,7 +16,7 @@ from lhotse.dataset.sampling.base import CutSampler
 from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 from torch.utils.data import DataLoader
 
-from asr.audio.features import FrontEnd
+from asr.audio.features import FeatureConfig, FrontEnd
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
 from asr.corpus import Skipped, input_kind, open_corpus
 from asr.model.encoder import Encoder
@@ -56,7 +56,7 @@ class SoundData(ResumableData):
             frames = memory_length(cut, self.config.speeds, front_end, encoder)
             return self._outside(cut) or (None if frames else "it is too short for an encoder frame")
 
-        self._keep(unfit, lambda cut: None, front_end.config.takes)
+        self._keep(unfit, unfit, front_end.config)
 
     def _outside(self, cut: MonoCut) -> str | None:
         """Why a cut is not within the limits; None: it is."""
@@ -65,14 +65,20 @@ class SoundData(ResumableData):
         return f"{cut.duration:.1f} s is outside data.min_seconds to data.max_seconds"
 
     def _keep(
-        self, unfit: Callable[[MonoCut], str | None], unfit_for_dev: Callable[[MonoCut], str | None], takes: str
+        self,
+        unfit: Callable[[MonoCut], str | None],
+        unfit_for_dev: Callable[[MonoCut], str | None],
+        features: FeatureConfig,
     ) -> None:
         """Leaves out, by name, what a reason is given for, and buckets what remains of the training set. Raises
-        ValueError where something is not what the model `takes`."""
-        for cuts in (self.train_cuts, self.dev_cuts):
-            wrong = next((cut for cut in cuts if input_kind(cut) != takes), None)
-            if wrong is not None:
-                raise ValueError(f"{wrong.id} is {input_kind(wrong)}, and with features.kind the model takes {takes}")
+        ValueError where something is not what `features` are made from."""
+        for cut in (*self.train_cuts, *self.dev_cuts):
+            if input_kind(cut) != features.takes:
+                raise ValueError(
+                    f"{cut.id} is {input_kind(cut)}, and features.kind={features.kind} takes {features.takes}"
+                )
+            if features.takes == "matrix" and cut.custom["width"] != features.dim:
+                raise ValueError(f"{cut.id}: its matrix is {cut.custom['width']} wide, and features.dim={features.dim}")
         self.train_cuts = _fit(self.train_cuts, "training set", unfit)
         self.dev_cuts = _fit(self.dev_cuts, "dev set", unfit_for_dev)
         self.buckets = make_buckets(self._heard(self.train_cuts), self.config.batch_seconds)
@@ -158,23 +164,29 @@ class SpeechData(SoundData):
         def unaligned(cut: MonoCut) -> str | None:
             labels = self.tokenizer.encode(cut.supervisions[0].text)
             needed = len(labels) + sum(a == b for a, b in pairwise(labels))
-            frames = memory_length(cut, self.config.speeds, model.front_end, model.transformer.encoder)
+            encoder = model.transformer.encoder
+            frames = memory_length(cut, self.config.speeds, model.front_end, encoder, self.tokenizer)
             if not model.transformer.ctc:
                 needed = math.ceil(len(labels) / model.transformer.config.tokens_per_frame)
             if frames >= needed:
                 return None
             return f"{frames} encoder frames are too few for {len(labels)} labels"
 
-        takes = model.front_end.config.takes
-        self._keep(lambda cut: self._outside(cut) or unwritable(cut) or unaligned(cut), unwritable, takes)
+        features = model.front_end.config
+        self._keep(lambda cut: self._outside(cut) or unwritable(cut) or unaligned(cut), unwritable, features)
 
 
-def memory_length(cut: MonoCut, speeds: list[float], front_end: FrontEnd, encoder: Encoder) -> int:
-    """Encoder frames of a cut at the highest of the speeds."""
-    if cut.recording is None:
+def memory_length(
+    cut: MonoCut, speeds: list[float], front_end: FrontEnd, encoder: Encoder, tokenizer: Tokenizer | None = None
+) -> int:
+    """Encoder frames of a cut, at the highest of the speeds if it is sound."""
+    kind = input_kind(cut)
+    if kind == "sound":
+        frames = front_end.output_lens(torch.tensor(int(cut.duration / max(speeds) * SAMPLE_RATE)))
+    elif kind == "matrix":
         frames = torch.tensor(round(cut.duration * STEPS_PER_SECOND))
     else:
-        frames = front_end.output_lens(torch.tensor(int(cut.duration / max(speeds) * SAMPLE_RATE)))
+        frames = torch.tensor(len(tokenizer.encode(cut.custom["source"])))
     return int(encoder.subsampling.output_lens(frames))
 
 
@@ -198,6 +210,8 @@ def _normalized(cuts: CutSet, normalize: Callable[[str], str]) -> CutSet:
         cut.supervisions[0].text = normalize(cut.supervisions[0].text or "")
         if input_kind(cut) == "text":
             cut.custom["source"] = normalize(cut.custom["source"])
+            if not cut.custom["source"]:
+                return "its source is empty after normalisation"
         return None if cut.supervisions[0].text else "its transcript is empty after normalisation"
 
     return _fit(cuts, "transcripts", empty)

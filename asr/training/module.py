@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from asr.audio.augment import SpecAugment, change_speed
+from asr.audio.distort import Distortion
 from asr.decode.scoring import word_errors
 from asr.decode.search import search
 from asr.model.speech_model import SpeechModel
@@ -23,6 +24,7 @@ class SpeechTraining(Optimized):
         super().__init__(config.optimizer, updates, config.seed)
         self.config = config
         self.model = model
+        self.distortion = Distortion(config.distortion)
         self.spec_augment = SpecAugment(config.spec_augment)
         self.references: list[str] = []
         self.hypotheses: list[str] = []
@@ -41,11 +43,13 @@ class SpeechTraining(Optimized):
         return self.losses(batch).total
 
     def losses(self, batch: Batch, tokens: torch.Tensor | None = None) -> Losses:
-        """The losses of a batch with all that training adds: speed, SpecAugment, dropout, CTC from layers between."""
+        """The losses of a batch with all that training adds: speed, distortion, SpecAugment, dropout, CTC from layers
+        between, a second view."""
         inputs, lens = batch.inputs, batch.lens
         takes = self.model.front_end.config.takes
         if takes == "sound":
             inputs, lens = change_speed(inputs, lens, batch.speed)
+            inputs = self.distortion(inputs, lens)
         X, X_lens = self.model.front_end(inputs, lens)
         Y, Y_lens, loss = batch.Y, batch.Y_lens, self.config.loss
         if loss.consistency:

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from asr.audio.augment import change_speed
 from asr.model.best_rq import MaskedPrediction, Prediction
 from asr.model.encoder_model import EncoderModel
+from asr.training.averaging import average_checkpoints, best_checkpoints
 from asr.training.batches import Batch
 from asr.training.callbacks import EpochLine
 from asr.training.config import PretrainConfig
@@ -38,20 +39,24 @@ class Pretraining(Optimized):
         if not len(batch.lens):  # the other processes wait for gradients all the same
             return 0.0 * sum(parameter.sum() for parameter in self.parameters())
         found = self._predict(batch)
-        values = {"train/total": found.loss.detach(), "train/accuracy": 100 * found.accuracy}
+        total = self._total(found)
+        values = {"train/total": total.detach(), "train/masked": found.masked_loss.detach()}
         self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))
-        return found.loss
+        return total
 
     def total_loss(self, batch: Batch) -> torch.Tensor:
-        return self._predict(batch).loss
+        return self._total(self._predict(batch))
+
+    def _total(self, found: Prediction) -> torch.Tensor:
+        return found.masked_loss + self.config.masked_prediction.visible_weight * found.visible_loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         if not len(batch.lens):
             return
         torch.manual_seed(step_seed(self.seed, 0, self.global_rank, batch_idx))  # the same masks each time
         found = self._predict(batch)
-        values = {"dev/loss": found.loss, "dev/accuracy": 100 * found.accuracy}
-        self.log_dict(values, batch_size=len(batch.lens), sync_dist=True)
+        values = {"dev/loss": found.masked_loss, "dev/accuracy": 100 * found.accuracy}
+        self.log_dict(values, batch_size=max(1, int(found.frames)), sync_dist=True)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["config"] = asdict(self.config)
@@ -64,7 +69,7 @@ class Pretraining(Optimized):
 
 
 def pretrain(config: PretrainConfig) -> tuple[Path, float]:
-    """Trains and exports the encoder of the best epoch: its folder, and its loss on dev in nats a code.
+    """Trains and exports the encoder of the best epoch: its folder, and its loss on dev, in nats a masked frame's code.
 
     Raises ValueError for data or options that cannot be used, FileExistsError where `config.out` holds a training that
     is not to be resumed."""
@@ -89,7 +94,7 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
         *(hours, len(data.train_cuts), parameters, trainer.precision, updates),
     )
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
-    module.load_state_dict(torch.load(best.best_model_path, weights_only=True)["state_dict"])
+    module.load_state_dict(average_checkpoints(best_checkpoints(out)[:1], prefix=""))
     figures = trainer.validate(module, data, verbose=False)[0]
     folder = out / "model"
     summary = f"dev loss {figures['dev/loss']:.3f} a code, {figures['dev/accuracy']:.1f} % of the codes right"

@@ -15,7 +15,7 @@ from asr.decode.search import check_options
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer
-from asr.training.averaging import average_checkpoints, interpolate
+from asr.training.averaging import average_checkpoints, best_checkpoints, interpolate
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
 from asr.training.callbacks import EpochLine, Samples
 from asr.training.config import TrainConfig
@@ -52,6 +52,8 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     model = adapt_model(origin, config, tokenizer) if origin else build_model(config, tokenizer)
     if text_model:
         start_decoder(model, text_model)
+    if config.loss.consistency and not model.transformer.ctc:
+        raise ValueError("loss.consistency is of CTC, and this model has no CTC head")
     check_options(model.transformer, config.validation)
     data.fit_to(model)
     trainer, updates = new_trainer(config, data, _callbacks(config, data, out))
@@ -64,7 +66,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
         *(hours, len(data.train_cuts), parameters, trainer.precision, updates),
     )
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
-    best = _best_checkpoints(out, config.average)
+    best = best_checkpoints(out)[: config.average]
     weights = average_checkpoints(best)
     if origin and config.origin_share:
         weights = interpolate(weights, origin.state_dict(), config.origin_share)
@@ -97,8 +99,3 @@ def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callb
     if config.patience:
         callbacks.append(EarlyStopping("dev/wer", patience=config.patience))
     return callbacks
-
-
-def _best_checkpoints(out: Path, count: int) -> list[Path]:
-    """By the dev WER in their names: Lightning forgets which were best when the folder is moved."""
-    return sorted((out / "checkpoints").glob("[0-9]*-*.ckpt"), key=lambda path: float(path.stem.split("-")[1]))[:count]

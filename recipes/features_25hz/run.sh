@@ -24,14 +24,15 @@ if begin 2 "training with the linear front end (conf/experiment/features_25hz.ya
   finish
 fi
 
-if begin 3 "training with a subsampling by 4: too few frames for CTC"; then
-  fit "$out/by4" model.subsampler=conv2d model.subsampling=4 model.ctc=false model.tokens_per_frame=8 \
-    validation.ctc_weight=0
+if begin 3 "training with a subsampling by 4, too few frames for CTC; and with the linear one without CTC"; then
+  alone=(model.ctc=false validation.ctc_weight=0)
+  fit "$out/by4" "${alone[@]}" model.subsampler=conv2d model.subsampling=4 model.tokens_per_frame=8
+  fit "$out/linear_without_ctc" "${alone[@]}"
   finish
 fi
 
 if begin 4 "test: errors by label"; then
-  for front_end in linear by4; do
+  for front_end in linear by4 linear_without_ctc; do
     errors=$(python -m asr.evaluate "$out/data/test" --model "$out/$front_end/model" | sed -n 's/^CER //p')
     echo "$front_end: $errors"
   done | tee "$out/RESULTS.md"

@@ -6,9 +6,10 @@ import torch
 
 import asr
 from asr.audio.reading import read_audio
-from asr.decode import DecodeOptions, Recognizer
+from asr.decode import DecodeOptions, Hypothesis, Recognizer
 from asr.decode.observation import diagonality, entropy, observe, score_spread, unscaled
 from asr.model.dot_product import attention_weights
+from asr.model.masks import window_mask
 from asr.resources import resource
 
 
@@ -30,7 +31,7 @@ def test_what_is_observed_is_what_is_transcribed(shipped):
 def test_words_follow_each_other_in_time(shipped):
     *_, observation = shipped
     edges = [edge for word in observation.words for edge in (word.start, word.end)]
-    assert edges == sorted(edges) and edges[0] >= 0 and edges[-1] <= observation.seconds
+    assert edges == sorted(edges) and edges[0] >= 0 and edges[-1] <= observation.length
     spoken = {word.text: word.start for word in observation.words}
     assert spoken["black"] == pytest.approx(0.7, abs=0.2) and spoken["corner"] == pytest.approx(2.1, abs=0.2)
 
@@ -71,9 +72,38 @@ def test_the_spread_of_the_scores_comes_from_the_weights_alone():
     torch.testing.assert_close(unscaled(attention_weights(Q, K), 64), raw.softmax(dim=-1), atol=1e-3, rtol=1e-3)
 
 
+def test_what_a_window_hides_has_no_score():
+    Q, K = torch.randn(1, 2, 50, 64), torch.randn(1, 2, 50, 64)
+    inside = ~window_mask(50, 4, 4)
+    weights = attention_weights(Q, K, ~inside)
+    raw = (Q @ K.mT) / 8
+    expected = torch.stack([raw[..., i, inside[i]].std(dim=-1) for i in range(50)]).mean(dim=0)
+    torch.testing.assert_close(score_spread(weights, 64)[0], expected, atol=1e-4, rtol=1e-4)
+    assert not unscaled(weights, 64)[..., ~inside].any()
+    assert score_spread(torch.ones(3, 1), 64)[0] == 0  # one key has no spread
+
+
+def test_frames_stand_in_the_middle_of_what_they_see(shipped):
+    recognizer, _, observation = shipped
+    first, end = observation.frames
+    assert recognizer.model.transformer.config.subsampling == 8
+    # the first encoder frame sees features 0 to 14: from 0 s to the end of the last one's window at 0.165 s
+    step = (end - first) / len(observation.ctc)
+    assert step == pytest.approx(0.08) and first + step / 2 == pytest.approx(0.165 / 2, abs=0.005)
+
+
 def test_silence_has_no_words(tiny_model):
     observation = observe(Recognizer(tiny_model, precision="float32"), np.zeros(16000, np.float32))
     assert observation.text == "" and observation.words == [] and observation.tokens == ["<eos>"]
+
+
+def test_where_ctc_cannot_align_them_words_lie_where_the_decoder_looks(tiny_model, monkeypatch):
+    recognizer = Recognizer(tiny_model, DecodeOptions("greedy", beam_size=1, ctc_weight=0), precision="float32")
+    sound = np.random.default_rng(0).normal(0, 0.1, 16000).astype(np.float32)
+    letters = tiny_model.tokenizer.encode("aaaaaaaaaa aaaaaaaaaaaa")  # with blanks between more than there are frames
+    monkeypatch.setattr(recognizer, "search", lambda memory, lens: [[Hypothesis(letters, 0.0)]])
+    observation = observe(recognizer, sound)
+    assert [word.text for word in observation.words] == ["a" * 10, "a" * 12]
 
 
 def test_without_ctc_words_lie_where_the_decoder_looks(tiny_config):
@@ -92,4 +122,4 @@ def test_without_ctc_words_lie_where_the_decoder_looks(tiny_config):
     observation = observe(recognizer, sound)
     assert observation.ctc is None
     assert observation.positions.shape[1] == config.key_dim // 2
-    assert all(word.start >= 0 and word.end <= observation.seconds + 0.1 for word in observation.words)
+    assert all(word.start >= 0 and word.end <= observation.length + 0.1 for word in observation.words)

@@ -1,11 +1,17 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import soundfile
 import torch
 
+from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE, AudioError
 from asr.decode import DecodeOptions, Recognizer
-from asr.text.tokenizer import BLANK
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from asr.text.tokenizer import BLANK, CharTokenizer
+from tests.conftest import LETTERS
 
 
 @pytest.fixture
@@ -95,3 +101,36 @@ def test_arrays_that_are_no_sound_are_refused(recognizer, sound):
 def test_two_channels_are_refused_as_an_array(recognizer):
     with pytest.raises(AudioError, match=r"\(N,\)"):
         recognizer.transcribe(np.zeros((100, 2), np.float32))
+
+
+def test_what_is_not_longer_than_a_piece_stays_whole(tiny_model):
+    assert list(Recognizer(tiny_model, precision="float32").pieces(noise(30))) == []  # no speech between pauses
+    (whole,) = Recognizer(tiny_model, precision="float32", piece_seconds=30).pieces(noise(30))
+    assert len(whole.samples) == 30 * SAMPLE_RATE and whole.start == 0
+    long = np.tile(noise(60), 10)  # more than the detector of pauses sees at once
+    (whole,) = Recognizer(tiny_model, precision="float32", piece_seconds=601).pieces(long)
+    assert len(whole.samples) == len(long)
+
+
+@pytest.mark.parametrize("seconds", [0.02, float("inf"), float("nan"), -1])
+def test_pieces_of_no_length_are_refused(tiny_model, seconds):
+    with pytest.raises(ValueError, match="piece_seconds must lie between 1 and 86400"):
+        Recognizer(tiny_model, piece_seconds=seconds)
+
+
+def test_a_window_at_decoding_is_that_of_a_model_built_with_it(tiny_model, tiny_config):
+    windowed = Transformer(replace(tiny_config, attention_left=3, attention_right=2)).eval()
+    windowed.load_state_dict(tiny_model.transformer.state_dict())
+    given = Recognizer(tiny_model, precision="float32", attention_window=(3, 2)).model.transformer
+    X, X_lens = torch.randn(1, 300, 80), torch.tensor([300])
+    assert given.encoder.config.attention_window == (3, 2)
+    torch.testing.assert_close(given.encoder(X, X_lens)[0], windowed.encoder(X, X_lens)[0])
+    with pytest.raises(ValueError, match="at least one frame beside its own"):
+        Recognizer(tiny_model, attention_window=(0, 0))
+
+
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+def test_a_linear_front_end_decodes_in_every_precision(tiny_config, precision):
+    config = replace(tiny_config, subsampler="linear", subsampling=1, input_dim=12)
+    model = SpeechModel(FeatureConfig("matrix", 12), Transformer(config), CharTokenizer(LETTERS))
+    assert Recognizer(model, precision=precision).transcribe(np.ones((20, 12), np.float32)).error is None

@@ -61,17 +61,17 @@ def test_an_encoder_frame_predicts_the_middle_of_what_it_sees(factor):
     frames = torch.arange(100.0)[None, :, None].expand(1, 100, 20)
     subsampling = module.encoder.subsampling
     length = int(subsampling.output_lens(torch.tensor(100)))
-    stacked = module.stacked(frames, length)
-    assert stacked.shape == (1, length, 20 * factor)
+    middle = module.middle(frames, length)
+    assert middle.shape == (1, length, factor, 20)
     for m in range(length):
         seen = range(m * factor, m * factor + subsampling.reach)
-        predicted = stacked[0, m].unflatten(0, (factor, 20))[:, 0].tolist()
+        predicted = middle[0, m, :, 0].tolist()
         before, after = predicted[0] - seen[0], seen[-1] - predicted[-1]
         assert predicted == list(range(int(predicted[0]), int(predicted[0]) + factor))
         assert 0 <= after - before <= 1
 
 
-def test_only_what_is_masked_has_a_loss():
+def test_the_masked_loss_is_of_the_real_frames_that_are_wholly_masked():
     module = masked_prediction(mask_start=0.02, mask_frames=20).eval()
     X, lens = torch.randn(2, 400, 20), torch.tensor([400, 200])
     torch.manual_seed(3)
@@ -79,15 +79,21 @@ def test_only_what_is_masked_has_a_loss():
         first = module(X, lens)
     torch.manual_seed(3)
     mask = module.draw_mask(X)
+    covered = module.middle(mask[:, :, None], 99)[..., 0].all(dim=2)
+    lengths = module.encoder.subsampling.output_lens(lens)
+    hidden = sum(int(covered[b, :n].sum()) for b, n in enumerate(lengths))
+    assert 0 < hidden < int(lengths.sum())
     changed = X.clone()
     changed[1, 200:] = 9.0  # padding
     torch.manual_seed(3)
     with torch.no_grad():
         padded = module(changed, lens)
-    assert 0 < first.frames < 2 * 100 and padded.frames == first.frames
-    torch.testing.assert_close(padded.loss, first.loss)
-    assert float(mask.float().mean()) < 0.6
-    assert 0.5 * math.log(16) < float(first.loss) < 2 * math.log(16) and 0 <= float(first.accuracy) <= 1
+    assert first.frames == padded.frames == hidden
+    for ours, theirs in zip(padded[:3], first[:3], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    for loss in (first.masked_loss, first.visible_loss):
+        assert 0.5 * math.log(16) < float(loss) < 2 * math.log(16)
+    assert 0 <= float(first.accuracy) <= 1
 
 
 def test_what_was_masked_does_not_reach_the_encoder():
@@ -99,14 +105,19 @@ def test_what_was_masked_does_not_reach_the_encoder():
     assert noise_only.abs().max() < 1
     X.requires_grad_()
     torch.manual_seed(3)
-    module(X, lens).loss.backward()
+    module(X, lens).masked_loss.backward()
     assert not X.grad[mask].any()
 
 
 def test_nothing_masked_has_no_loss():
     module = masked_prediction(mask_start=1e-9)
     found = module(torch.randn(1, 100, 20), torch.tensor([100]))
-    assert found.loss == 0 and found.frames == 0 and found.accuracy == 0
+    assert found.masked_loss == 0 and found.frames == 0 and found.accuracy == 0 and found.visible_loss > 0
+
+
+def test_a_stretch_too_short_to_hide_an_encoder_frame_is_refused():
+    with pytest.raises(ValueError, match=r"mask_frames=3 never hides a whole encoder frame of 4"):
+        masked_prediction(mask_frames=3)
 
 
 @pytest.mark.parametrize("wrong", [{"codes": 1}, {"mask_frames": 0}, {"mask_start": 0.0}, {"mask_noise": -1.0}])

@@ -16,7 +16,7 @@ from asr.model.speech_model import SpeechModel
 from asr.resources import resource
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
 from asr.training.config import PretrainConfig
-from asr.training.pretraining import pretrain
+from asr.training.pretraining import Pretraining, pretrain
 from asr.training.run import train
 from tests.training.test_training import corpus, options  # noqa: F401 (fixtures)
 
@@ -94,15 +94,24 @@ def test_it_trains_on_and_its_lowest_layers_can_be_frozen(corpus, pretrained, tm
     assert train(options(corpus, tmp_path / "exp", *resumed))[0] == folder
 
 
-def test_an_interrupted_pre_training_goes_on(sound, tmp_path):
-    whole, _ = pretrain(pretrain_options(sound, tmp_path / "whole", "epochs=2"))
-    pretrain(pretrain_options(sound, tmp_path / "parts", "epochs=2"))
-    last = tmp_path / "parts" / "checkpoints" / "last.ckpt"
-    checkpoint = torch.load(last, weights_only=True)
-    assert checkpoint["config"]["masked_prediction"]["codes"] == 32
+def test_an_interrupted_pre_training_goes_on_as_if_nothing_had_happened(sound, tmp_path, monkeypatch):
+    settings = ("epochs=3", "save_minutes=0", "model.dropout=0.1")
+    whole, _ = pretrain(pretrain_options(sound, tmp_path / "whole", *settings))
+    step, steps = Pretraining.training_step, []
+
+    def dies_in_the_second_epoch(module, batch):
+        steps.append(batch)
+        if len(steps) == 9:
+            raise KeyError("killed")
+        return step(module, batch)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyError):
+        patched.setattr(Pretraining, "training_step", dies_in_the_second_epoch)
+        pretrain(pretrain_options(sound, tmp_path / "parts", *settings))
     with pytest.raises(FileExistsError, match="resume=true"):
-        pretrain(pretrain_options(sound, tmp_path / "parts", "epochs=2"))
-    again, _ = pretrain(pretrain_options(sound, tmp_path / "parts", "epochs=2", "resume=true"))
+        pretrain(pretrain_options(sound, tmp_path / "parts", *settings))
+    moved = (tmp_path / "parts").rename(tmp_path / "moved")
+    again, _ = pretrain(pretrain_options(sound, moved, *settings, "resume=true"))
     first, second = (EncoderModel.load(folder).state_dict() for folder in (whole, again))
     assert all(torch.equal(second[name], weight) for name, weight in first.items())
 
@@ -163,6 +172,15 @@ def test_a_training_takes_its_tokenizer_from_the_language_model(corpus, text_mod
     assert SpeechModel.load(train(options(corpus, tmp_path / "exp", *settings))[0]).tokenizer == origin.tokenizer
 
 
-def test_a_language_model_of_another_shape_is_refused(corpus, text_model, tmp_path):  # noqa: F811
-    with pytest.raises(ValueError, match=r"init_decoder_from: .* model options"):
-        train(options(corpus, tmp_path / "exp", f"init_decoder_from={text_model[0]}", "model.d_model=64"))
+@pytest.mark.parametrize("other", ["d_model=64", "decoder_layers=1", "num_heads=2", "activation=gelu"])
+def test_a_language_model_of_another_shape_is_refused(corpus, text_model, tmp_path, other):  # noqa: F811
+    words = [f"init_decoder_from={text_model[0]}", "model.decoder_layers=2", f"model.{other}"]
+    with pytest.raises(ValueError, match=rf"init_decoder_from: model\.{other.split('=')[0]} is"):
+        train(options(corpus, tmp_path / "exp", *words))
+
+
+def test_an_encoder_can_be_given_a_window_and_the_decoder_its_own_limits(corpus, pretrained, tmp_path):  # noqa: F811
+    window = ["model.attention_left=8", "model.attention_right=4", "model.ctc=false", "model.tokens_per_frame=3"]
+    config = options(corpus, tmp_path, f"init_from={pretrained[0]}", *window)
+    shape = adapt_model(load_origin(config), config, build_tokenizer(config.tokenizer, ["a"])).transformer.config
+    assert shape.attention_window == (8, 4) and shape.tokens_per_frame == 3 and not shape.ctc

@@ -16,9 +16,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import asr
+from asr.audio.distort import Distortion
 from asr.audio.reading import SAMPLE_RATE
 from asr.composition import build_config, register
 from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
 from asr.resources import resource
 from asr.training.building import build_model, build_tokenizer
 from asr.training.config import DataConfig, TrainConfig
@@ -279,3 +281,48 @@ def test_an_epoch_tells_padding_waiting_and_speed(corpus, tmp_path, caplog):
     line = next(record.getMessage() for record in caplog.records if record.getMessage().startswith("epoch 1/1"))
     padding, waiting = re.search(r"([\d.]+) % padding, ([\d.]+) % waiting", line).groups()
     assert 0 < float(padding) < 40 and 0 < float(waiting) < 100
+
+
+def test_consistency_sees_every_utterance_twice(corpus, tmp_path, monkeypatch):
+    seen = []
+    forward = Transformer.forward
+
+    def watched(self, X, X_lens, Y, *rest):
+        seen.append((self.training, X.detach(), Y))
+        return forward(self, X, X_lens, Y, *rest)
+
+    monkeypatch.setattr(Transformer, "forward", watched)
+    train(options(corpus, tmp_path / "exp", "epochs=1", "loss.consistency=0.2"))
+    for X, Y in ((X, Y) for training, X, Y in seen if training):
+        first, second = X.chunk(2)
+        assert torch.equal(*Y.chunk(2))
+        assert not torch.equal(first, second)  # masks of their own
+        unmasked = (first != 0) & (second != 0)
+        assert torch.equal(first[unmasked], second[unmasked])
+    recorded = torch.load(tmp_path / "exp" / "checkpoints" / "last.ckpt", weights_only=True)["config"]
+    assert recorded["loss"]["consistency"] == 0.2
+
+
+def test_distortion_reaches_the_training_and_not_the_validation(corpus, tmp_path, monkeypatch):
+    heard = []
+    forward = Distortion.forward
+
+    def watched(self, samples, lens):
+        distorted = forward(self, samples, lens)
+        heard.append(not torch.equal(samples, distorted))
+        return distorted
+
+    monkeypatch.setattr(Distortion, "forward", watched)
+    train(options(corpus, tmp_path / "exp", "epochs=1", "distortion.noise=0.9", "distortion.room=0.9"))
+    assert heard and all(heard)
+    batches = SpeechData(options(corpus, tmp_path).data, seed=1)
+    batches.fit_to(SpeechModel.load(tmp_path / "exp" / "model"))
+    assert len(heard) == batches.batches_per_epoch()
+
+
+def test_consistency_without_ctc_is_refused(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"loss\.ctc_weight must be positive"):
+        options(corpus, tmp_path, "loss.consistency=0.2", "loss.ctc_weight=0")
+    words = ["loss.consistency=0.2", "model.ctc=false", "validation.strategy=greedy", "validation.beam_size=1"]
+    with pytest.raises(ValueError, match="no CTC head"):
+        train(options(corpus, tmp_path / "exp", *words, "validation.ctc_weight=0"))

@@ -1,0 +1,145 @@
+"""Distortion on the fly, on the device: rooms, noise, other voices, narrow bands, clipping.
+
+What a model has only heard from a studio it understands nowhere else (Ko et al. 2017, "A study on data augmentation of
+reverberant speech for robust speech recognition", for rooms that are simulated). Nothing is read: rooms and noise are
+drawn, voices are those of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from asr.audio.reading import SAMPLE_RATE
+
+LEVEL_FLOOR = 1e-5
+LONGEST_ECHO = 0.6  # seconds
+
+
+@dataclass(frozen=True)
+class DistortionConfig:
+    """How often an utterance of the training meets with each, independently: probabilities."""
+
+    room: float = 0.0  # an exponentially decaying echo of 0.1 to 0.6 s
+    noise: float = 0.0  # stationary, between white and brown, 5 to 25 dB below the speech
+    voices: float = 0.0  # another utterance of the batch, 5 to 20 dB below the speech
+    band: float = 0.0  # a telephone's band in eight bits of mu-law, or nothing above 2 to 6 kHz
+    clip: float = 0.0  # everything above 0.8 to 3 times the root mean square is cut off
+
+    def __post_init__(self):
+        for each in fields(self):
+            if not 0 <= getattr(self, each.name) <= 1:
+                raise ValueError(f"distortion.{each.name} is a probability, not {getattr(self, each.name)}")
+
+
+class Distortion(nn.Module):
+    """Distorts some of the utterances of a batch; speech keeps its level, and padding stays zero.
+
+    What is drawn comes from torch's generator on the CPU: the device is never waited for."""
+
+    def __init__(self, config: DistortionConfig):
+        super().__init__()
+        self.config = config
+
+    def forward(self, samples: Tensor, lens: Tensor) -> Tensor:
+        """`samples (B, N)` at 16 kHz of which `lens (B,)` are real -> `(B, N)`."""
+        clean = samples
+        for each in fields(self.config):
+            chosen = (torch.rand(len(samples)) < getattr(self.config, each.name)).nonzero()[:, 0]
+            if not len(chosen):
+                continue
+            rows = chosen.to(samples.device, non_blocking=True)
+            x, own_lens = samples[rows], lens[rows]
+            if each.name == "voices":
+                others = (chosen + torch.randint(1, max(2, len(samples)), chosen.shape)) % len(samples)
+                y = add_voice(x, own_lens, clean[others.to(samples.device, non_blocking=True)])
+            else:
+                y = EFFECTS[each.name](x, own_lens)
+            real = torch.arange(x.shape[1], device=x.device) < own_lens[:, None]
+            samples = samples.index_copy(0, rows, y.masked_fill(~real, 0.0).to(samples.dtype))
+        return samples
+
+
+def add_room(x: Tensor, lens: Tensor) -> Tensor:
+    """The sound and its echo: noise that decays by 60 dB within 0.1 to 0.6 s, 0 to 12 dB below the sound itself."""
+    B, N = x.shape
+    t = torch.arange(round(LONGEST_ECHO * SAMPLE_RATE)) / SAMPLE_RATE
+    seconds = _uniform(B, 0.1, LONGEST_ECHO)[:, None]
+    echo = torch.randn(B, len(t)) * torch.exp(-math.log(1000) * t / seconds)
+    echo = echo * (t > 0.002)  # the first wall is that far away
+    echo = echo / echo.norm(dim=1, keepdim=True) * 10 ** (-_uniform(B, 0, 12)[:, None] / 20)
+    echo[:, 0] = 1.0
+    size = _fft_size(N + len(t))
+    spectrum = torch.fft.rfft(x.float(), size) * torch.fft.rfft(echo.to(x.device, non_blocking=True), size)
+    y = torch.fft.irfft(spectrum, size)[:, :N]
+    return y * level(x, lens) / level(y, lens)
+
+
+def add_noise(x: Tensor, lens: Tensor) -> Tensor:
+    """Stationary noise whose power falls with frequency by an exponent between 0 (white) and 2 (brown)."""
+    B, N = x.shape
+    size = _fft_size(N)
+    slope = torch.arange(1, size // 2 + 2)[None] ** (-_uniform(B, 0, 2)[:, None] / 2)
+    spectrum = torch.fft.rfft(torch.randn(B, N, device=x.device), size) * slope.to(x.device, non_blocking=True)
+    return mix(x, lens, torch.fft.irfft(spectrum, size)[:, :N], lens, _uniform(B, 5, 25))
+
+
+def add_voice(x: Tensor, lens: Tensor, other: Tensor) -> Tensor:
+    """Other utterances `(B, N)`, as they lie in their batch, beneath `x`."""
+    everywhere = torch.full_like(lens, other.shape[1])
+    return mix(x, lens, other, everywhere, _uniform(len(x), 5, 20))
+
+
+def narrow(x: Tensor, lens: Tensor) -> Tensor:
+    """300 to 3,400 Hz in mu-law of eight bits for half of the utterances, a low-pass at 2 to 6 kHz for the others."""
+    B, N = x.shape
+    size = _fft_size(N)
+    hertz = torch.arange(size // 2 + 1) * SAMPLE_RATE / size
+    telephone = (torch.rand(B) < 0.5)[:, None]
+    low, high = torch.where(telephone, 300.0, 0.0), torch.where(telephone, 3400.0, _uniform(B, 2000, 6000)[:, None])
+    slope = 100.0  # hertz, of the filter's edges
+    gain = torch.sigmoid((hertz - low) / slope * 4) * torch.sigmoid((high - hertz) / slope * 4)
+    gain = torch.where(telephone, gain, torch.sigmoid((high - hertz) / slope * 4))
+    y = torch.fft.irfft(torch.fft.rfft(x.float(), size) * gain.to(x.device, non_blocking=True), size)[:, :N]
+    return torch.where(telephone.to(x.device, non_blocking=True), mu_law(y), y)
+
+
+def mu_law(x: Tensor) -> Tensor:
+    """Eight bits of mu-law (ITU-T G.711's curve) and back; the loudest sample of each row is full scale."""
+    peak = x.abs().amax(dim=1, keepdim=True).clamp(min=LEVEL_FLOOR)
+    y = x / peak
+    compressed = (torch.log1p(255 * y.abs()) / math.log(256) * 127).round() / 127
+    return peak * y.sign() * torch.expm1(compressed * math.log(256)) / 255
+
+
+def clip(x: Tensor, lens: Tensor) -> Tensor:
+    most = level(x, lens) * _uniform(len(x), 0.8, 3.0)[:, None].to(x.device, non_blocking=True)
+    return torch.minimum(torch.maximum(x, -most), most)
+
+
+EFFECTS = {"room": add_room, "noise": add_noise, "band": narrow, "clip": clip}
+
+
+def mix(x: Tensor, lens: Tensor, other: Tensor, other_lens: Tensor, decibels: Tensor) -> Tensor:
+    """`x` with `other` so many `decibels (B,)` below it."""
+    below = 10 ** (-decibels / 20)[:, None].to(x.device, non_blocking=True)
+    return x + other * below * level(x, lens) / level(other, other_lens)
+
+
+def level(x: Tensor, lens: Tensor) -> Tensor:
+    """Root mean square of the real samples, `(B, 1)`."""
+    real = torch.arange(x.shape[1], device=x.device) < lens[:, None]
+    mean = x.float().square().masked_fill(~real, 0.0).sum(dim=1) / lens.clamp(min=1)
+    return mean.sqrt().clamp(min=LEVEL_FLOOR)[:, None]
+
+
+def _uniform(count: int, low: float, high: float) -> Tensor:
+    return low + (high - low) * torch.rand(count)
+
+
+def _fft_size(length: int) -> int:
+    """The next length with small prime factors: FFTs of others take several times as long."""
+    return min(m * 2 ** max(0, math.ceil(math.log2(length / m))) for m in (1, 3, 5, 9, 15))
