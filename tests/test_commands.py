@@ -136,10 +136,11 @@ def test_evaluate_scores_a_corpus(files):
     out = files / "heard.jsonl"
     done = run("asr.evaluate", "--model", files / "model", "--out", out, files)
     assert done.returncode == 0, done.stderr
-    first, second, third = done.stdout.decode().splitlines()
+    first, second, third, last = done.stdout.decode().splitlines()
     assert re.match(r"WER \d+\.\d\d %, \d+\.\d to \d+\.\d \(.* in 4 words\)", first)
     assert second.startswith("CER ") and "in 14 characters" in second
-    assert third.startswith("2 utterances, 2 s")
+    assert third.startswith("SER 100.00 %")
+    assert last.startswith("2 utterances, 2 s")
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["a", "b"]
 
 
