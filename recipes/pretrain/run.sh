@@ -4,8 +4,8 @@
 #   recipes/pretrain/run.sh --speech DIR [--out exp/pretrain] [--stage 1] [--stop-stage 5] [option=value ...]
 # DIR holds *.train.tar, librispeech-train-clean-5.train.tar and librispeech-dev-clean-half.dev.tar among them (a
 # manifest.jsonl and its audio in each). Options that asr.pretrain and asr.train share may follow.
-# One core of a server CPU with AMX-BF16: an hour of pre-training (22 h of sound, 5 epochs), then half an hour for each
-# of the two recognisers. A run that was interrupted goes on with the stage that it was in.
+# One core of a server CPU with AMX-BF16: half an hour of pre-training (22 h of sound, 3 epochs), then a good half hour
+# for each of the two recognisers. A run that was interrupted goes on with the stage that it was in.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
@@ -39,7 +39,7 @@ recogniser() { # FOLDER [OPTION...]
 if begin 2 "pre-training on all sound"; then
   run asr.pretrain "$out/encoder" "data.train=$(joined "$cuts"/*.train.jsonl.gz)" data.batch_seconds=80 \
     data.global_batch_seconds=80 model.d_model=192 model.ffn_dim=768 model.subsampling=8 model.conv_kernel=9 \
-    optimizer.warmup=300 epochs=5
+    optimizer.warmup=300 epochs=3
   finish
 fi
 
