@@ -117,12 +117,12 @@ def page(observation: Observation, name: str, start: float = 0.0) -> str:
     sections.append(_section("Scores with and without 1/√d_k", _image(plots.spread(observation))))
     sections.append(_section("Positions", _image(plots.positions(observation))))
     end = start + observation.length
-    summary = f"{start:.2f} to {end:.2f} s" if observation.takes != "text" else f"{len(observation.features)} tokens"
+    heard = f"{start:.2f} to {end:.2f} s" if observation.takes != "text" else f"{len(observation.source)} tokens in"
     layers = f"{observation.self_attention.shape[1]} heads in {len(observation.self_attention)} encoder layers"
     decoder = f"{observation.cross_attention.shape[1]} in {len(observation.cross_attention)} decoder layers"
     return PAGE.format(
         title=html.escape(Path(name).name),
-        summary=f"{summary}; {len(observation.tokens) - 1} tokens; {layers}, {decoder}",
+        summary=f"{heard}; {len(observation.tokens) - 1} tokens out; {layers}, {decoder}",
         text=html.escape(observation.text) or "<i>nothing was heard</i>",
         sections="\n".join(sections),
     )

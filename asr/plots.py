@@ -49,6 +49,9 @@ def cross_attention(observation: Observation, layer: int, head: int) -> Figure:
     rows = range(0, len(weights), every)
     axes.set_yticks([row + 0.5 for row in rows], [_drawable(observation.tokens[row]) for row in rows], fontsize=8)
     axes.set(title=f"cross-attention, decoder layer {layer}, head {head}", xlabel=observation.unit)
+    if observation.source:
+        places = [place + 0.5 for place in range(len(observation.source))]
+        axes.set_xticks(places, map(_drawable, observation.source), fontsize=8, rotation=90)
     return figure
 
 

@@ -20,6 +20,7 @@ def observation() -> Observation:
         length=0.5,
         frames=(0.02, 0.5),
         features=torch.randn(50, 20),
+        source=[],
         text="hi yo",
         tokens=tokens,
         words=[TimedWord("hi", 0.08, 0.13), TimedWord("yo", 0.33, 0.38)],

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asr.decode.alignment import ctc_alignment
 from asr.decode.recognizer import Recognizer
+from asr.text.tokenizer import SPECIALS
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Observation:
     length: float  # of what was put in, without padding
     frames: tuple[float, float]  # where the encoder's first frame begins and its last ends
     features: Tensor  # (T, d) as the encoder gets them; of text (T,) token ids
+    source: list[str]  # the tokens of a text; else none
     text: str
     tokens: list[str]  # as the decoder wrote them, and the end
     words: list[TimedWord]
@@ -70,6 +72,7 @@ def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
         length=len(samples) / (1 if recognizer.takes == "text" else recognizer.rate),
         frames=frames,
         features=X[0].cpu(),
+        source=[_symbol(tokenizer, int(token)) for token in samples] if recognizer.takes == "text" else [],
         text=tokenizer.decode(best.tokens).strip(),
         tokens=[*(_symbol(tokenizer, token) for token in best.tokens), "<eos>"],
         words=_words(recognizer, best.tokens, ctc, cross, frames),
@@ -122,7 +125,7 @@ def _symbol(tokenizer, token: int) -> str:
     if text.strip() == "" and text:
         return "\u2423"
     if not text:
-        return "<blank>" if token == 0 else f"<{token}>"
+        return SPECIALS[token] if token < len(SPECIALS) else "\u2423"  # sentencepiece's lone beginning of a word
     return f"\u2423{text.strip()}" if tokenizer.begins_word(token) else text
 
 

@@ -8,9 +8,11 @@ import pytest
 import soundfile
 
 import asr
+from asr import plots
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import open_corpus
 from asr.decode import DecodeOptions
+from asr.decode.observation import observe
 from asr.decode.scoring import character_errors, transcribe_cuts
 from asr.training.run import train
 from tests.test_commands import run
@@ -193,3 +195,15 @@ def test_another_vocabulary_has_another_embedding(translator, tmp_path):
     settings = [*corpora, *TEXT, *short(0.5, 3), f"init_from={model}", "new_tokenizer=true", "epochs=1"]
     before, after = asr.load(model).model, asr.load(train(options(tmp_path, tmp_path / "exp", *settings))[0]).model
     assert after.transformer.encoder.subsampling.table.num_embeddings == len(after.tokenizer) != len(before.tokenizer)
+
+
+def test_inside_a_text_model_tokens_stand_against_tokens(translator):
+    folder, model, _ = translator
+    recognizer = asr.load(model)
+    (piece,) = recognizer.pieces("three one")
+    observation = observe(recognizer, piece.samples)
+    assert observation.text == "trois un" and "".join(observation.source).replace("\u2423", " ") == "three one"
+    (axes,) = plots.cross_attention(observation, 1, 1).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == list("three_one")
+    (folder / "blank.txt").write_text("two\n\nfive\n")
+    assert run("asr.transcribe", "--model", model, folder / "blank.txt").stdout.decode() == "deux\n\ncinq\n"
