@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from asr import inspect
 from asr.resources import resource
 from tests.test_commands import files, run  # noqa: F401 (a fixture)
 
@@ -68,7 +69,7 @@ def test_in_a_browser_all_pictures_are_there_and_layer_and_head_can_be_chosen(pa
         assert section["choices"] == [[[1, 2]], [[2, 4]]]
 
 
-def test_bad_input_is_one_line(files):  # noqa: F811
+def test_bad_input_is_one_line(files, capsys):  # noqa: F811
     (files / "notes.txt").write_text("words\n")
     model, out = ("--model", files / "model"), ("--out", files / "page.html")
     wrong = {
@@ -78,9 +79,10 @@ def test_bad_input_is_one_line(files):  # noqa: F811
         "--piece counts from 1": (2, files / "a.wav", *model, *out, "--piece", "0"),
     }
     for message, (code, *arguments) in wrong.items():
-        done = run("asr.inspect", *arguments)
-        assert done.returncode == code
-        assert re.fullmatch(rf"asr\.inspect: .*{re.escape(message)}.*\n", done.stderr.decode()), done.stderr
+        with pytest.raises(SystemExit) as ended:
+            inspect.main([str(argument) for argument in arguments])
+        assert ended.value.code == code
+        assert re.fullmatch(rf"asr\.inspect: .*{re.escape(message)}.*\n", capsys.readouterr().err)
     assert not (files / "page.html").exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 import soundfile
 
 import asr
-from asr import plots
+from asr import evaluate, plots, transcribe
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import open_corpus
 from asr.decode import DecodeOptions
@@ -133,27 +133,32 @@ def test_no_step_assumes_english(language, tmp_path):
     assert character_errors(done.references, done.hypotheses).rate == 0, done.hypotheses
 
 
-def one_line(code: int, done, *words: str) -> None:
-    assert done.returncode == code
-    lines = done.stderr.decode().strip().splitlines()
+def one_line(code: int, command, capsys, arguments: list, *words: str) -> None:
+    """That a command ends with `code` and one line on standard error, which has the words in it."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        command.main([str(argument) for argument in arguments])
+    assert ended.value.code == code
+    lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1, lines
     assert all(word in lines[0] for word in words), lines[0]
 
 
-def test_a_text_file_to_a_speech_model_is_one_line(trained, tmp_path):  # noqa: F811
+def test_a_text_file_to_a_speech_model_is_one_line(trained, tmp_path, capsys):  # noqa: F811
     (tmp_path / "notes.txt").write_text("Ceci n'est pas une pipe — du tout.\n")
-    one_line(1, run("asr.transcribe", "--model", trained[0], tmp_path / "notes.txt"), "notes.txt", "text, not sound")
+    one_line(1, transcribe, capsys, ["--model", trained[0], tmp_path / "notes.txt"], "notes.txt", "text, not sound")
 
 
-def test_sound_to_a_text_model_is_one_line(translator, corpus):  # noqa: F811
+def test_sound_to_a_text_model_is_one_line(translator, corpus, capsys):  # noqa: F811
     _, model, _ = translator
-    one_line(1, run("asr.transcribe", "--model", model, corpus / "dev" / "0.wav"), "0.wav", "not text in UTF-8")
-    one_line(2, run("asr.evaluate", "--model", model, corpus / "dev"), "this is sound", "takes text")
+    sound = corpus / "dev" / "0.wav"
+    one_line(1, transcribe, capsys, ["--model", model, sound], "0.wav", "not text in UTF-8")
+    one_line(2, evaluate, capsys, ["--model", model, corpus / "dev"], "this is sound", "takes text")
 
 
-def test_text_pairs_to_a_speech_model_are_one_line(translator, trained, corpus, tmp_path):  # noqa: F811
+def test_text_pairs_to_a_speech_model_are_one_line(translator, trained, corpus, tmp_path, capsys):  # noqa: F811
     pairs = translator[0] / "dev.jsonl"
-    one_line(2, run("asr.evaluate", "--model", trained[0], pairs), "this is text", "takes sound")
+    one_line(2, evaluate, capsys, ["--model", trained[0], pairs], "this is text", "takes sound")
     with pytest.raises(ValueError, match=r"line 1 is text, and features\.kind=log_mel takes sound"):
         train(options(corpus, tmp_path / "exp", f"data.train=[{pairs}]", "data.min_seconds=0"))
 
@@ -163,9 +168,9 @@ def test_a_front_end_that_does_not_go_with_the_features_is_refused(corpus, tmp_p
         train(options(corpus, tmp_path / "exp", "model.subsampler=embedding", "model.subsampling=1"))
 
 
-def test_a_window_of_nothing_is_one_line(corpus, tmp_path):  # noqa: F811
-    words = (f"data.train=[{corpus / 'train'}]", f"data.dev=[{corpus / 'dev'}]", f"out={tmp_path / 'exp'}")
-    one_line(2, run("asr.train", *words, "model.attention_left=0", "model.attention_right=0"), "at least one frame")
+def test_a_window_of_nothing_is_refused(corpus, tmp_path):  # noqa: F811
+    with pytest.raises(ValueError, match="at least one frame beside its own"):
+        options(corpus, tmp_path, "model.attention_left=0", "model.attention_right=0")
 
 
 def test_a_matrix_of_another_width_is_one_line(tmp_path):
