@@ -32,10 +32,9 @@ def measure(seconds: float, window: tuple[int, int] | None, training: bool) -> t
 
     config = asr.load().model.transformer.config
     left, right = window or (None, None)
-    encoder = Encoder(replace(config, attention_left=left, attention_right=right)).eval()
+    encoder = Encoder(replace(config, attention_left=left, attention_right=right)).train(training)
     frames = round(seconds * 100)
     X, lens = torch.randn(1, frames, config.input_dim), torch.tensor([frames])
-    encoder.train(training)
 
     def step(X: torch.Tensor, lens: torch.Tensor) -> None:
         with torch.set_grad_enabled(training):
@@ -45,17 +44,18 @@ def measure(seconds: float, window: tuple[int, int] | None, training: bool) -> t
 
     step(X[:, :1000], lens.clamp(max=1000))  # kernels are made
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, started = resident("VmHWM"), time.perf_counter()
+    before, started = peak(), time.perf_counter()
     step(X, lens)
-    return time.perf_counter() - started, resident("VmHWM") - before
+    return time.perf_counter() - started, peak() - before
 
 
-def resident(name: str) -> float:
-    """MiB: VmRSS is what is resident, VmHWM its peak."""
-    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+def peak() -> float:
+    """MiB of the largest resident set so far."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 
-def measure_apart(seconds: float, kind: str, args: argparse.Namespace) -> tuple[float, float]:
+def measure_apart(seconds: float, kind: str, args: argparse.Namespace) -> tuple[float, float] | str:
+    """`measure` in a process of its own; its last words where that fails."""
     options = ["--left", str(args.left), "--right", str(args.right), *(["--training"] if args.training else [])]
     return measured([__file__, "--measure", kind, "--seconds", str(seconds), *options], args.threads)
 

@@ -60,22 +60,24 @@ finish() {
   current=''
 }
 
-# train EXPERIMENT TRAIN DEV: Hydra lists of cuts; goes on where a training was interrupted
+# run COMMAND FOLDER OPTION...: a training in FOLDER; goes on where it was interrupted
+run() {
+  local resume=false
+  [ -e "$2/checkpoints/last.ckpt" ] && resume=true
+  python -m "$1" "${@:3}" "out=$2" "resume=$resume"
+}
+
+# train EXPERIMENT TRAIN DEV: Hydra lists of cuts
 train() {
-  local resume=false
-  [ -e "$out/checkpoints/last.ckpt" ] && resume=true
-  python -m asr.train "experiment=$1" "data.train=$2" "data.dev=$3" "out=$out" "resume=$resume" \
-    ${options[@]+"${options[@]}"}
+  run asr.train "$out" "experiment=$1" "data.train=$2" "data.dev=$3" ${options[@]+"${options[@]}"}
 }
 
-# language_model TEXT: of the tokens of the model in $out; goes on where it was interrupted
+# language_model TEXT: of the tokens of the model in $out
 language_model() {
-  local resume=false
-  [ -e "$out/lm/checkpoints/last.ckpt" ] && resume=true
-  python -m asr.train_lm "tokenizer=$out/model" "data.train=[$1]" "out=$out/lm" export=float16 "resume=$resume"
+  run asr.train_lm "$out/lm" "tokenizer=$out/model" "data.train=[$1]" export=float16
 }
 
-# wer CUTS [OPTION...]: "1.23 % (... substitutions, ...)"
+# wer CUTS [OPTION...] of the model in $out, or another: "1.23 % (... substitutions, ...)"
 wer() {
   python -m asr.evaluate "$1" --model "$out/model" "${@:2}" | sed -n '1s/^WER //p'
 }

@@ -13,10 +13,12 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
+from asr.audio._torchaudio import functional
 from asr.audio.reading import SAMPLE_RATE
 
 LEVEL_FLOOR = 1e-5
 LONGEST_ECHO = 0.6  # seconds
+EDGE = 25.0  # hertz in which a filter's gain falls by the steepest part of its slope
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,9 @@ def narrow(x: Tensor, lens: Tensor) -> Tensor:
     size = _fft_size(N)
     hertz = torch.arange(size // 2 + 1) * SAMPLE_RATE / size
     telephone = (torch.rand(B) < 0.5)[:, None]
-    low, high = torch.where(telephone, 300.0, 0.0), torch.where(telephone, 3400.0, _uniform(B, 2000, 6000)[:, None])
-    slope = 100.0  # hertz, of the filter's edges
-    gain = torch.sigmoid((hertz - low) / slope * 4) * torch.sigmoid((high - hertz) / slope * 4)
-    gain = torch.where(telephone, gain, torch.sigmoid((high - hertz) / slope * 4))
+    low = torch.where(telephone, 300.0, -torch.inf)
+    high = torch.where(telephone, 3400.0, _uniform(B, 2000, 6000)[:, None])
+    gain = torch.sigmoid((hertz - low) / EDGE) * torch.sigmoid((high - hertz) / EDGE)
     y = torch.fft.irfft(torch.fft.rfft(x.float(), size) * gain.to(x.device, non_blocking=True), size)[:, :N]
     return torch.where(telephone.to(x.device, non_blocking=True), mu_law(y), y)
 
@@ -110,9 +111,7 @@ def narrow(x: Tensor, lens: Tensor) -> Tensor:
 def mu_law(x: Tensor) -> Tensor:
     """Eight bits of mu-law (ITU-T G.711's curve) and back; the loudest sample of each row is full scale."""
     peak = x.abs().amax(dim=1, keepdim=True).clamp(min=LEVEL_FLOOR)
-    y = x / peak
-    compressed = (torch.log1p(255 * y.abs()) / math.log(256) * 127).round() / 127
-    return peak * y.sign() * torch.expm1(compressed * math.log(256)) / 255
+    return peak * functional.mu_law_decoding(functional.mu_law_encoding(x / peak, 256), 256)
 
 
 def clip(x: Tensor, lens: Tensor) -> Tensor:

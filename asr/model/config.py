@@ -63,9 +63,8 @@ class ModelConfig:
     # itself, by 1; embedding: of token ids, by 1
     subsampler: str = "conv2d"
     subsampling: int = 4  # frames per encoder frame: 2, 4, 6 or 8; 1 with linear and embedding
-    tokens_per_frame: float = (
-        1.0  # at most so many tokens an encoder frame are written; with CTC it cannot be more than 1
-    )
+    # tokens that are written for an encoder frame, at most; with CTC no more than 1
+    tokens_per_frame: float = 1.0
     subsampling_channels: int = 64
     conv_kernel: int = 15  # of the conformer's depthwise convolution; odd
     dropout: float = 0.1

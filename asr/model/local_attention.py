@@ -32,6 +32,8 @@ def local_attention(
     `mask (B, 1, 1, L)`: keys in the padding. A query that sees no key gets zeros."""
     B, _, L, _ = Q.shape
     left, right = min(left, L - 1), min(right, L - 1)
+    if min(left, right) == L - 1:  # nothing is out of any window
+        return scaled_dot_product_attention(Q, K, V, mask, dropout)
     if left + right >= L:  # hardly a key is out of any window: blocks would cost more than they save
         outside = window_mask(L, left, right, Q.device)
         return scaled_dot_product_attention(Q, K, V, outside if mask is None else mask | outside, dropout)

@@ -73,10 +73,15 @@ def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
 
     `positions (L,)` None: 0 to L - 1."""
     half = x.shape[-1] // 2
-    rate = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     if positions is None:
         positions = torch.arange(x.shape[-2], device=x.device)
-    angle = positions[:, None] * rate
+    angle = turns(positions, x.shape[-1])
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+def turns(positions: Tensor, key_dim: int) -> Tensor:
+    """The angles by which `rotate` turns the pairs of queries and keys at `positions (L,)`: `(L, d_k / 2)`."""
+    half = key_dim // 2
+    return positions[:, None] * 10000.0 ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)

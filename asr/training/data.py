@@ -149,15 +149,18 @@ class SpeechData(SoundData):
 
     def fit_to(self, model: SpeechModel) -> None:
         """Takes the model's tokenizer, and leaves out, by name, what the model cannot be trained on: what is outside
-        the limits, what the decoder has no positions for, and what CTC (if it is there) cannot align at the highest
-        speed: the memory must be at least as long as the labels and one blank for each repetition."""
+        the limits, what the decoder has no positions for, and what is too short for its labels at the highest speed:
+        with CTC the memory must be as long as they are with one blank for each repetition, else as `tokens_per_frame`
+        asks for."""
         self.tokenizer = model.tokenizer
         self.window = model.front_end.config.pad_seconds
         self.longest = model.transformer.config.longest_transcript
 
         def unwritable(cut: MonoCut) -> str | None:
+            if self.longest is None:
+                return None
             count = len(self.tokenizer.encode(cut.supervisions[0].text))
-            if self.longest is None or count <= self.longest:
+            if count <= self.longest:
                 return None
             return f"{count} labels are more than the {self.longest} that the decoder has positions for"
 

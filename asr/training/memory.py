@@ -7,7 +7,7 @@ kernels for the next batch of the same shape.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -17,10 +17,6 @@ from asr.heap import keep_freed_blocks, keep_kernels, return_freed_blocks
 from asr.text.tokenizer import SPECIALS
 from asr.training.batches import Batch
 from asr.training.data import SoundData
-
-if TYPE_CHECKING:
-    from asr.training.module import SpeechTraining
-    from asr.training.pretraining import Pretraining
 
 TRIM_EVERY = 200  # batches
 KERNELS = 16384  # about 50 for each of the shapes that batches have: buckets times speeds
@@ -48,8 +44,9 @@ def largest_sizes(data: SoundData) -> list[Size]:
     ]
 
 
-def try_batch(module: Pretraining | SpeechTraining, size: Size, vocabulary: int) -> None:
-    """Loss and gradients of a batch of noise; nothing of it is kept. Raises ValueError where memory is too small."""
+def try_batch(module: L.LightningModule, size: Size, vocabulary: int) -> None:
+    """Loss and gradients of a batch of noise; nothing of it is kept. The module has a `total_loss` of batches, and a
+    model with a front end. Raises ValueError where memory is too small."""
     front_end = module.model.front_end
     takes, device = front_end.config.takes, module.device
     rate = SAMPLE_RATE if takes == "sound" else STEPS_PER_SECOND
@@ -77,7 +74,7 @@ class LargestFirst(L.Callback):
     def __init__(self, data: SoundData):
         self.data = data
 
-    def on_train_start(self, trainer: L.Trainer, module: Pretraining | SpeechTraining) -> None:
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if module.device.type == "cpu":
             return
         for size in largest_sizes(self.data):

@@ -21,7 +21,7 @@ from asr.training.memory import FreedMemory, LargestFirst
 from asr.training.optimized import Optimized
 from asr.training.report import write_report
 from asr.training.resuming import Latest, step_seed
-from asr.training.trainer import begin, new_trainer, set_statistics
+from asr.training.trainer import begin, extent, new_trainer, set_statistics
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +88,7 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
     if not last:
         set_statistics(model.front_end, data)
     module = Pretraining(config, model, updates)
-    hours, parameters = data.train_seconds / 3600, sum(p.numel() for p in model.parameters()) / 1e6
-    logger.info(
-        "%.2f h of sound in %d recordings, %.1f M parameters, %s, %s updates",
-        *(hours, len(data.train_cuts), parameters, trainer.precision, updates),
-    )
+    logger.info("%s, %s, %s updates", extent(data, model), trainer.precision, updates)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     module.load_state_dict(average_checkpoints(best_checkpoints(out)[:1], prefix=""))
     figures = trainer.validate(module, data, verbose=False)[0]
@@ -100,6 +96,6 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
     summary = f"dev loss {figures['dev/loss']:.3f} a code, {figures['dev/accuracy']:.1f} % of the codes right"
     if trainer.is_global_zero:
         model.save(folder, getattr(torch, config.export))
-        write_report(out, f"{summary}; {hours:.2f} h of sound, {parameters:.1f} M parameters", asdict(config))
+        write_report(out, f"{summary}; {extent(data, model)}", asdict(config))
     logger.info("%s; the encoder is in %s, the curves in %s", summary, folder, out / "report.html")
     return folder, figures["dev/loss"]

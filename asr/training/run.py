@@ -24,7 +24,7 @@ from asr.training.memory import FreedMemory, LargestFirst
 from asr.training.module import SpeechTraining
 from asr.training.report import write_report
 from asr.training.resuming import Latest
-from asr.training.trainer import begin, new_trainer, set_statistics
+from asr.training.trainer import begin, extent, new_trainer, set_statistics
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +60,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     if not last and not origin and config.features.takes != "text":
         set_statistics(model.front_end, data)
     module = SpeechTraining(config, model, updates)
-    hours, parameters = data.train_seconds / 3600, sum(p.numel() for p in model.parameters()) / 1e6
-    logger.info(
-        "%.2f h of speech in %d utterances, %.1f M parameters, %s, %s updates",
-        *(hours, len(data.train_cuts), parameters, trainer.precision, updates),
-    )
+    logger.info("%s, %s, %s updates", extent(data, model), trainer.precision, updates)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     best = best_checkpoints(out)[: config.average]
     weights = average_checkpoints(best)
@@ -78,7 +74,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     summary = f"dev WER {wer:.2f} % (average of {len(best)} checkpoints)"
     if trainer.is_global_zero:
         model.save(folder, getattr(torch, config.export))
-        write_report(out, f"{summary}; {hours:.2f} h of speech, {parameters:.1f} M parameters", asdict(config))
+        write_report(out, f"{summary}; {extent(data, model)}", asdict(config))
     logger.info("%s; the model is in %s, the curves in %s", summary, folder, out / "report.html")
     return folder, wer
 

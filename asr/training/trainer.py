@@ -61,6 +61,13 @@ def new_trainer(
     return trainer, config.epochs * math.ceil(data.batches_per_epoch() / devices / accumulate)
 
 
+def extent(data: SoundData, model: torch.nn.Module) -> str:
+    """How large a training is, in words."""
+    parameters = sum(p.numel() for p in model.parameters()) / 1e6
+    hours, count = data.train_seconds / 3600, len(data.train_cuts)
+    return f"{hours:.2f} h of sound in {count} utterances, {parameters:.1f} M parameters"
+
+
 @torch.inference_mode()
 def set_statistics(front_end: FrontEnd, data: SoundData) -> None:
     """Takes the features' mean and deviation from some of the training set."""

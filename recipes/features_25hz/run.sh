@@ -13,10 +13,8 @@ if begin 1 "3,000 generated utterances, and 500 for the test"; then
 fi
 
 fit() { # FOLDER [OPTION...]
-  local resume=false
-  [ -e "$1/checkpoints/last.ckpt" ] && resume=true
-  python -m asr.train experiment=features_25hz "data.train=[$out/data/train]" "data.dev=[$out/data/dev]" \
-    "out=$1" "resume=$resume" "${@:2}" ${options[@]+"${options[@]}"}
+  run asr.train "$1" experiment=features_25hz "data.train=[$out/data/train]" "data.dev=[$out/data/dev]" "${@:2}" \
+    ${options[@]+"${options[@]}"}
 }
 
 if begin 2 "training with the linear front end (conf/experiment/features_25hz.yaml says how long)"; then

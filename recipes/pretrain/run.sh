@@ -23,21 +23,17 @@ if begin 1 "cuts; 286 utterances (1 h) with their transcripts, 100 of dev to cho
   finish
 fi
 
-# run COMMAND FOLDER OPTION...: goes on where it was interrupted
-run() {
-  local resume=false
-  [ -e "$2/checkpoints/last.ckpt" ] && resume=true
-  python -m "$1" "data.dev=[$cuts/some.jsonl.gz]" data.max_seconds=20 "out=$2" "resume=$resume" "${@:3}" \
-    ${options[@]+"${options[@]}"}
+fit() { # COMMAND FOLDER OPTION...
+  run "$@" "data.dev=[$cuts/some.jsonl.gz]" data.max_seconds=20 ${options[@]+"${options[@]}"}
 }
 
 recogniser() { # FOLDER [OPTION...]
-  run asr.train "$1" experiment=mini_librispeech "data.train=[$cuts/hour.jsonl.gz]" data.batch_seconds=40 \
+  fit asr.train "$1" experiment=mini_librispeech "data.train=[$cuts/hour.jsonl.gz]" data.batch_seconds=40 \
     data.global_batch_seconds=40 epochs=50 validate_every=5 "${@:2}"
 }
 
 if begin 2 "pre-training on all sound"; then
-  run asr.pretrain "$out/encoder" "data.train=$(joined "$cuts"/*.train.jsonl.gz)" data.batch_seconds=80 \
+  fit asr.pretrain "$out/encoder" "data.train=$(joined "$cuts"/*.train.jsonl.gz)" data.batch_seconds=80 \
     data.global_batch_seconds=80 model.d_model=192 model.ffn_dim=768 model.subsampling=8 model.conv_kernel=9 \
     optimizer.warmup=300 epochs=3
   finish
@@ -59,8 +55,7 @@ if begin 5 WER; then
     echo "| --- | --- | --- |"
     for model in from_encoder from_nothing; do
       for decoding in ctc beam; do
-        errors=$(python -m asr.evaluate "$cuts/$dev.jsonl.gz" --model "$out/$model/model" --strategy $decoding |
-          sed -n '1s/^WER //p')
+        errors=$(wer "$cuts/$dev.jsonl.gz" --model "$out/$model/model" --strategy $decoding)
         echo "| ${model#from_} | $decoding | $errors |"
       done
     done
