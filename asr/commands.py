@@ -41,7 +41,6 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     """The recogniser that the options ask for. Raises ValueError naming the option or the folder that is wrong."""
     from dataclasses import replace
 
-    from asr.decode import Recognizer
     from asr.decode.search import check_options
 
     settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
@@ -52,15 +51,22 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
         settings["language_model"] = None
     elif args.lm:
         settings["language_model"] = args.lm
-    try:
-        recognizer = Recognizer.load(args.model, args.device, **settings)
-    except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device
-        raise ValueError(f"--device {args.device}: {str(error).splitlines()[0]}") from None
+    recognizer = load_model(args.model, args.device, **settings)
     names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ngram_weight", "length_bonus", "nbest")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     recognizer.options = replace(recognizer.options, **given)
     check_options(recognizer.model.transformer, recognizer.options)
     return recognizer
+
+
+def load_model(model: str | None, device: str | None, **settings) -> Recognizer:
+    """`Recognizer.load`, with a ValueError for a device that is not there."""
+    from asr.decode import Recognizer
+
+    try:
+        return Recognizer.load(model, device, **settings)
+    except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device
+        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
 
 
 @contextlib.contextmanager

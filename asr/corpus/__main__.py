@@ -4,6 +4,7 @@ python -m asr.corpus download PART... --out DIR                      parts of Li
 python -m asr.corpus prepare CORPUS... --out cuts.jsonl.gz           checks every file, writes Lhotse cuts
 python -m asr.corpus sample CUTS --utterances 100 --out some.jsonl.gz
 python -m asr.corpus split CUTS --speakers 5 --out dev.jsonl.gz --rest train.jsonl.gz
+python -m asr.corpus splice CUTS --wav DIR --out spliced.jsonl.gz    new utterances from the words of these
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import argparse
 import logging
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from lhotse import CutSet, MonoCut
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
+from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
 from asr.corpus.utterances import Utterance, iterate, make_cuts
@@ -31,19 +34,24 @@ def download(args: argparse.Namespace) -> None:
 def prepare(args: argparse.Namespace) -> None:
     cuts = open_corpus(args.corpus, transcribed=not args.untranscribed)
     if args.wav:
-        cuts = CutSet.from_cuts(_as_wav(cut, sound, args.wav) for cut, sound in iterate(cuts)).to_eager()
+        cuts = CutSet.from_cuts(_copies(cuts, args.wav)).to_eager()
     _write(cuts, args.out)
 
 
-def _as_wav(cut: MonoCut, sound: np.ndarray, folder: Path) -> MonoCut:
+def _copies(cuts: CutSet, folder: Path) -> Iterator[MonoCut]:
+    for cut, sound in iterate(cuts):
+        said = cut.supervisions[0]
+        yield _as_wav(cut.id, sound, said.text or "", said.speaker, folder)
+
+
+def _as_wav(name: str, sound: np.ndarray, text: str, speaker: str | None, folder: Path) -> MonoCut:
     """Writes the sound as 16-bit wav at 16 kHz; the cut of that file."""
-    path = (folder / f"{cut.id.lstrip('/')}.wav").resolve()
+    path = (folder / f"{name.lstrip('/')}.wav").resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise ValueError(f"{cut.id}: an utterance of this name would be written outside {folder}")
+        raise ValueError(f"{name}: an utterance of this name would be written outside {folder}")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_wav(path, sound)
-    supervision = cut.supervisions[0]
-    utterance = Utterance(cut.id, path, supervision.text or "", supervision.speaker or "", len(sound) / SAMPLE_RATE)
+    utterance = Utterance(name, path, text, speaker or "", len(sound) / SAMPLE_RATE)
     return next(iter(make_cuts([utterance], str(path))))
 
 
@@ -64,6 +72,18 @@ def split(args: argparse.Namespace) -> None:
             lambda cut, inside=inside: ((cut.supervisions[0].speaker or "") in chosen) == inside
         ).to_eager()
         _write(part, path)
+
+
+def splice(args: argparse.Namespace) -> None:
+    if not 0 < args.share <= 1 or args.copies < 1:
+        raise ValueError(f"--share {args.share} lies above 0 and up to 1, --copies {args.copies} counts from 1")
+    cuts, rng = list(open_corpus(args.corpus)), random.Random(args.seed)
+    spliced = (
+        _as_wav(f"{cut.id}-spliced{copy}", sound, text, cut.supervisions[0].speaker, args.wav)
+        for copy in range(1, args.copies + 1)
+        for cut, text, sound in splicing.splice(cuts, args.share, rng)
+    )
+    _write(CutSet.from_cuts(spliced).to_eager(), args.out)
 
 
 def _write(cuts: CutSet, path: Path) -> None:
@@ -99,6 +119,14 @@ def main() -> None:
     sub.add_argument("--rest", type=Path, required=True, help="cuts of the others")
     sub.add_argument("--seed", type=int, default=1)
     sub.set_defaults(run=split)
+    sub = commands.add_parser("splice", help="new utterances: words replaced by others of the same speaker")
+    sub.add_argument("corpus", nargs="+", help="cuts with the times of their words (asr.align)")
+    sub.add_argument("--wav", type=Path, required=True, help="folder for the sound")
+    sub.add_argument("--out", type=Path, required=True, help="cuts to write (.jsonl.gz)")
+    sub.add_argument("--share", type=float, default=0.5, help="of the words that are replaced (default: 0.5)")
+    sub.add_argument("--copies", type=int, default=1, help="of each utterance, each with words of its own (default: 1)")
+    sub.add_argument("--seed", type=int, default=1)
+    sub.set_defaults(run=splice)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:

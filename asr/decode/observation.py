@@ -15,16 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decode.alignment import ctc_alignment
+from asr.decode.alignment import TimedWord, ctc_alignment, frame_times, timed_words
 from asr.decode.recognizer import Recognizer
+from asr.model.positions import turns
 from asr.text.tokenizer import SPECIALS
-
-
-@dataclass(frozen=True)
-class TimedWord:
-    text: str
-    start: float  # from the beginning of what was observed
-    end: float
 
 
 @dataclass(frozen=True)
@@ -64,18 +58,18 @@ def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
     before = len(transformer.config.prompt) - 1
     ctc = transformer.ctc_log_probs(memory)[0].float().cpu() if transformer.ctc else None
     M = memory.shape[1]
-    frames = _span(recognizer, M)
+    first, step = frame_times(recognizer)
     cross = torch.stack([weights[0, :, before:].float().cpu() for weights in cross_attention])
     return Observation(
         takes=recognizer.takes,
         unit="tokens" if recognizer.takes == "text" else "seconds",
         length=len(samples) / (1 if recognizer.takes == "text" else recognizer.rate),
-        frames=frames,
+        frames=(first, first + M * step),
         features=X[0].cpu(),
         source=[_symbol(tokenizer, int(token)) for token in samples] if recognizer.takes == "text" else [],
         text=tokenizer.decode(best.tokens).strip(),
         tokens=[*(_symbol(tokenizer, token) for token in best.tokens), "<eos>"],
-        words=_words(recognizer, best.tokens, ctc, cross, frames),
+        words=_words(recognizer, best.tokens, ctc, cross),
         symbols=[_symbol(tokenizer, token) for token in range(len(tokenizer))],
         ctc=None if ctc is None else ctc.exp(),
         self_attention=torch.stack([weights[0].float().cpu() for weights in self_attention]),
@@ -129,21 +123,7 @@ def _symbol(tokenizer, token: int) -> str:
     return f"\u2423{text.strip()}" if tokenizer.begins_word(token) else text
 
 
-def _span(recognizer: Recognizer, memory: int) -> tuple[float, float]:
-    """Where the first of `memory` encoder frames begins and the last ends: each stands for the features in the middle
-    of what it sees, each of those for a hop in the middle of its window."""
-    front_end, subsampling = recognizer.model.front_end.config, recognizer.model.transformer.encoder.subsampling
-    if recognizer.takes == "text":
-        return 0.0, float(memory)
-    hop = front_end.hop_ms / 1000
-    before = (front_end.window_ms / 1000 - hop) / 2 if recognizer.takes == "sound" else 0.0
-    first = before + subsampling.first_centre * hop
-    return first, first + memory * subsampling.factor * hop
-
-
-def _words(
-    recognizer: Recognizer, tokens: list[int], ctc: Tensor | None, cross: Tensor, frames: tuple[float, float]
-) -> list[TimedWord]:
+def _words(recognizer: Recognizer, tokens: list[int], ctc: Tensor | None, cross: Tensor) -> list[TimedWord]:
     """Each word from where CTC hears its first token to where it hears its last; without CTC, or where its frames are
     too few for what the decoder wrote, around where the decoder looks."""
     count = cross.shape[-1]
@@ -152,15 +132,11 @@ def _words(
     if ctc is not None:
         with contextlib.suppress(ValueError):
             spans = ctc_alignment(ctc, tokens)
-    first, step = frames[0], (frames[1] - frames[0]) / count
-    words = recognizer.model.tokenizer.words(tokens)
-    return [TimedWord(text, first + spans[p.start][0] * step, first + spans[p.stop - 1][1] * step) for text, p in words]
+    return timed_words(recognizer, tokens, spans)
 
 
 def _positions(transformer, length: int) -> Tensor:
     positions = transformer.encoder.positions
     if positions.kind != "rotary":
         return positions.vectors(0, length, transformer.decoder.prompt.device).float().cpu()
-    half = transformer.config.key_dim // 2
-    rate = 10000.0 ** (-torch.arange(half) / half)
-    return (torch.arange(length)[:, None] * rate).cos()
+    return turns(torch.arange(length), transformer.config.key_dim).cos()

@@ -1,0 +1,80 @@
+"""`asr.align` in process: the words of a corpus get their times."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from lhotse import CutSet
+
+from asr import align
+from asr.audio.features import FeatureConfig
+from asr.audio.reading import SAMPLE_RATE, read_audio, write_wav
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from asr.resources import resource
+from asr.text.tokenizer import CharTokenizer
+from tests.conftest import LETTERS
+
+TEXT = "A man with a black dog was standing at the corner."
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A sample with its transcript, once as it is and once after a second of silence; a tenth of a second that cannot
+    hold its text, and a sample without one."""
+    sample = read_audio(resource("data", "samples", "corner.flac"))
+    silence = np.zeros(SAMPLE_RATE, np.float32)
+    for name, sound in {
+        "now": sample,
+        "later": np.concatenate([silence, sample]),
+        "short": sample[:1600],
+        "untold": sample,
+    }.items():
+        write_wav(tmp_path / f"{name}.wav", sound)
+        (tmp_path / f"{name}.txt").write_text(TEXT if name != "untold" else "?")
+    return tmp_path
+
+
+def test_every_word_has_its_time(corpus, capsys, caplog):
+    align.main([str(corpus), "--out", str(corpus / "out" / "aligned.jsonl.gz"), "--ctm", str(corpus / "words.ctm")])
+    assert "2 utterances, 22 words" in capsys.readouterr().out
+    assert "short: too short for its transcript" in caplog.text and "untold: no transcript" in caplog.text
+    cuts = {cut.id: cut for cut in CutSet.from_file(corpus / "out" / "aligned.jsonl.gz")}
+    now, later = (cuts[name].supervisions[0].alignment["word"] for name in ("now", "later"))
+    assert [word.symbol for word in now] == TEXT.lower().strip(".").split()
+    assert now[4].start == pytest.approx(0.7, abs=0.2)  # "black"
+    for a, b in zip(now, later, strict=True):
+        assert b.start - a.start == pytest.approx(1.0, abs=0.15)
+    lines = (corpus / "words.ctm").read_text().splitlines()
+    assert len(lines) == 22  # in the corpus' order
+    name, channel, start, duration, word = lines[4].split()
+    assert (name, channel, word) == ("later", "1", "black") and 1.5 < float(start) < float(start) + float(
+        duration
+    ) < 2.5
+
+
+def test_batches_do_not_change_the_times(corpus):
+    for seconds in (1, 100):
+        align.main([str(corpus), "--out", str(corpus / f"{seconds}.jsonl.gz"), "--batch-seconds", str(seconds)])
+    one, all_ = (list(CutSet.from_file(corpus / f"{seconds}.jsonl.gz")) for seconds in (1, 100))
+    for a, b in zip(one, all_, strict=True):
+        assert a.supervisions[0].alignment == b.supervisions[0].alignment
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "attention"], "words are found in time by CTC"),
+        (["--model", "nowhere"], "nowhere: not a model folder"),
+        (["--device", "abacus"], "--device abacus"),
+        (["--batch-seconds", "0"], "batch_seconds"),
+    ],
+)
+def test_what_cannot_be_aligned_is_one_line(corpus, tiny_config, monkeypatch, capsys, options, message):
+    monkeypatch.chdir(corpus)
+    transformer = Transformer(dataclasses.replace(tiny_config, ctc=False))
+    SpeechModel(FeatureConfig(), transformer, CharTokenizer(LETTERS)).save(corpus / "attention")
+    with pytest.raises(SystemExit, match="2"):
+        align.main([str(corpus), "--out", "out.jsonl.gz", *options])
+    error = capsys.readouterr().err
+    assert error.startswith("asr.align: ") and message in error and error.count("\n") == 1
