@@ -4,6 +4,7 @@ python -m asr.corpus download PART... --out DIR                      parts of Li
 python -m asr.corpus prepare CORPUS... --out cuts.jsonl.gz           checks every file, writes Lhotse cuts
 python -m asr.corpus sample CUTS --utterances 100 --out some.jsonl.gz
 python -m asr.corpus split CUTS --speakers 5 --out dev.jsonl.gz --rest train.jsonl.gz
+python -m asr.corpus shard CORPUS... --out DIR                       shards, to be read from beginning to end
 python -m asr.corpus splice CUTS --wav DIR --out spliced.jsonl.gz    new utterances from the words of these
 """
 
@@ -23,6 +24,7 @@ from asr.audio.reading import SAMPLE_RATE, write_wav
 from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
+from asr.corpus.shards import write_shards
 from asr.corpus.utterances import Utterance, iterate, make_cuts
 
 
@@ -86,9 +88,19 @@ def splice(args: argparse.Namespace) -> None:
     _write(CutSet.from_cuts(spliced).to_eager(), args.out)
 
 
+def shard(args: argparse.Namespace) -> None:
+    if args.size < 1:
+        raise ValueError(f"--size counts utterances from 1, and is {args.size}")
+    _say(write_shards(open_corpus(args.corpus, transcribed=not args.untranscribed), args.out, args.size), args.out)
+
+
 def _write(cuts: CutSet, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     cuts.to_file(path)
+    _say(cuts, path)
+
+
+def _say(cuts: CutSet, path: Path) -> None:
     print(f"{path}: {len(cuts)} utterances, {sum(cut.duration for cut in cuts) / 3600:.2f} h")
 
 
@@ -119,6 +131,12 @@ def main() -> None:
     sub.add_argument("--rest", type=Path, required=True, help="cuts of the others")
     sub.add_argument("--seed", type=int, default=1)
     sub.set_defaults(run=split)
+    sub = commands.add_parser("shard", help="write a corpus as shards (Lhotse Shar), for sequential reading")
+    sub.add_argument("corpus", nargs="+")
+    sub.add_argument("--out", type=Path, required=True, help="folder for the shards")
+    sub.add_argument("--size", type=int, default=1000, help="utterances in each (default: 1000)")
+    sub.add_argument("--untranscribed", action="store_true", help="sound without transcripts will do")
+    sub.set_defaults(run=shard)
     sub = commands.add_parser("splice", help="new utterances: words replaced by others of the same speaker")
     sub.add_argument("corpus", nargs="+", help="cuts with the times of their words (asr.align)")
     sub.add_argument("--wav", type=Path, required=True, help="folder for the sound")

@@ -12,11 +12,12 @@ from asr.corpus.an4 import read_an4
 from asr.corpus.folder import read_folder
 from asr.corpus.librispeech import is_librispeech, read_librispeech
 from asr.corpus.manifest import read_manifest, read_tar
+from asr.corpus.shards import is_shards, read_shards
 from asr.corpus.utterances import Utterance, make_cuts
 
 FORMS = (
-    "cuts (.jsonl.gz), a JSONL manifest (.jsonl, .json), a tar with manifest.jsonl, an AN4 list (.fileids), "
-    "a LibriSpeech folder, or a folder of audio with .txt beside each file"
+    "cuts (.jsonl.gz), shards (a folder or a URL), a JSONL manifest (.jsonl, .json), a tar with manifest.jsonl, an AN4 "
+    "list (.fileids), a LibriSpeech folder, or a folder of audio with .txt beside each file"
 )
 
 
@@ -35,20 +36,24 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
         if twice is not None:
             raise ValueError(f"two utterances of {', '.join(map(str, path))} are called {twice}")
         return CutSet.from_cuts(cut for cuts in corpora for cut in cuts).to_eager()
+    if is_shards(path):
+        return _single(read_shards(path), path, transcribed)
     path = Path(path)
     if path.name.endswith(".jsonl.gz"):
         if not path.is_file():
             raise ValueError(f"{path}: no such file")
-        cuts = CutSet.from_file(path).to_eager()
-        for cut in cuts:
-            if not transcribed and isinstance(cut, MonoCut) and not cut.supervisions:
-                cut.supervisions = [SupervisionSegment(cut.id, cut.recording_id, 0, cut.duration, text="")]
-            if not isinstance(cut, MonoCut) or len(cut.supervisions) != 1:
-                raise ValueError(
-                    f"{path}: {cut.id} is not one channel with one supervision (lhotse: trim_to_supervisions)"
-                )
-        return cuts
+        return _single(CutSet.from_file(path).to_eager(), path, transcribed)
     return make_cuts(_utterances(path, transcribed), str(path))
+
+
+def _single(cuts: CutSet, path: str | Path, transcribed: bool) -> CutSet:
+    """Cuts made elsewhere, if each is one utterance."""
+    for cut in cuts:
+        if not transcribed and isinstance(cut, MonoCut) and not cut.supervisions:
+            cut.supervisions = [SupervisionSegment(cut.id, cut.recording_id, 0, cut.duration, text="")]
+        if not isinstance(cut, MonoCut) or len(cut.supervisions) != 1:
+            raise ValueError(f"{path}: {cut.id} is not one channel with one supervision (lhotse: trim_to_supervisions)")
+    return cuts
 
 
 def _utterances(path: Path, transcribed: bool) -> Iterator[Utterance]:

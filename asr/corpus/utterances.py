@@ -1,8 +1,9 @@
 """One utterance is one Lhotse cut: making it from a source, checking it, reading its sound, its matrix or its text.
 
-Sound inside an uncompressed tar is read at its place there: `tar_offset` and `tar_size` in the cut's custom fields. A
-feature matrix has no recording; its path is the custom field `matrix`, beside its `width`. Nor has a text that is to be
-written as another; it is the custom field `source`.
+Sound inside an uncompressed tar is read at its place there: `tar_offset` and `tar_size` in the cut's custom fields. The
+tar may be a URL; `shard` names one that is read from beginning to end. A feature matrix has no recording; its path is
+the custom field `matrix`, beside its `width`. Nor has a text that is to be written as another: that is the custom field
+`source`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from fsspec.core import url_to_fs
 from lhotse import AudioSource, CutSet, MonoCut, Recording, SupervisionSegment
 
 from asr.audio.reading import (
@@ -162,11 +164,17 @@ def _make_cut(utterance: Utterance) -> MonoCut:
 
 def _tar_member(path: str | Path, offset: int, size: int) -> bytes:
     try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read(size)
+        if "://" in str(path):
+            files, name = url_to_fs(str(path))
+            data = files.cat_file(name, start=offset, end=offset + size)
+        else:
+            with open(path, "rb") as file:
+                file.seek(offset)
+                data = file.read(size)
     except OSError as error:
-        raise AudioError(f"{path}: {error.strerror}") from None
+        raise AudioError(f"{path}: {error.strerror or error}") from None
+    if len(data) > size:
+        raise AudioError(f"{path}: the server gives no parts of a file")
     if len(data) < size:
         raise AudioError(f"{path}: the tar ends in the middle of a file")
     return data

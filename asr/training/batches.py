@@ -6,11 +6,15 @@ import math
 import random
 import sys
 from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from lhotse import CutSet
+from lhotse import CutSet, MonoCut
+from lhotse.dataset import DynamicBucketingSampler
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
@@ -18,6 +22,7 @@ from torch.utils.data import Dataset
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
 from asr.corpus import input_kind, iterate
 from asr.text.tokenizer import Tokenizer
+from asr.training.resuming import step_seed
 
 BUCKETS = 20  # leave 5 to 7 % of the frames to padding
 LABELS = 8  # labels, and texts, are padded to multiples of so many
@@ -45,6 +50,33 @@ def make_buckets(durations: list[float], batch_seconds: float) -> list[Bucket]:
     batches = np.ceil(sizes / np.maximum(1, batch_seconds // edges))
     utterances = np.ceil(sizes / batches).astype(int)
     return [Bucket(*bucket) for bucket in zip(edges.tolist(), utterances.tolist(), strict=True)]
+
+
+class EpochOrder:
+    """The cuts of an epoch, shuffled anew in each; those of a shard stay together, as they are."""
+
+    def __init__(self, cuts: Iterable[MonoCut], seed: int):
+        together = defaultdict(list)
+        for cut in cuts:
+            together[(cut.custom or {}).get("shard", ("", cut.id))].append(cut)
+        self.together = list(together.values())
+        self.seed, self.epoch = seed, 0
+
+    def __iter__(self) -> Iterator[MonoCut]:
+        order = random.Random(step_seed(self.seed, self.epoch)).sample(self.together, len(self.together))
+        return chain.from_iterable(order)
+
+
+class BucketSampler(DynamicBucketingSampler):
+    """Batches drawn at random from the next 20,000 cuts of an epoch's order: of shards, these are the next few."""
+
+    def __init__(self, cuts: CutSet, seed: int, **settings):
+        self.order = EpochOrder(cuts, seed)
+        super().__init__(CutSet(self.order), shuffle=True, seed=seed, **settings)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.order.epoch = epoch
 
 
 class Batch(NamedTuple):

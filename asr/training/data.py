@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import os
-import warnings
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from lhotse import CutSet, MonoCut
-from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
+from lhotse.dataset import SimpleCutSampler
 from lhotse.dataset.sampling.base import CutSampler
 from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 from torch.utils.data import DataLoader
@@ -23,7 +22,7 @@ from asr.model.encoder import Encoder
 from asr.model.speech_model import SpeechModel
 from asr.text.normalizer import get_normalizer
 from asr.text.tokenizer import Tokenizer
-from asr.training.batches import Bucket, SpeechDataset, make_buckets
+from asr.training.batches import Bucket, BucketSampler, SpeechDataset, make_buckets
 from asr.training.config import DataConfig, SoundConfig
 from asr.training.resuming import Resumable, ResumableData
 
@@ -102,16 +101,8 @@ class SoundData(ResumableData):
         seconds, utterances = map(list, zip(*self.buckets, strict=True))
         if len(seconds) == 1:
             return SimpleCutSampler(self.train_cuts, max_cuts=utterances[0], shuffle=True, seed=self.seed, **ranks)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="You are using DynamicBucketingSampler with an eagerly read")
-            return DynamicBucketingSampler(
-                self.train_cuts,
-                constraint=FixedBucketBatchSizeConstraint(seconds, utterances),
-                duration_bins=seconds[:-1],
-                shuffle=True,
-                seed=self.seed,
-                **ranks,
-            )
+        constraint = FixedBucketBatchSizeConstraint(seconds, utterances)
+        return BucketSampler(self.train_cuts, self.seed, constraint=constraint, duration_bins=seconds[:-1], **ranks)
 
     def val_dataloader(self) -> DataLoader:
         longest_first = self.dev_cuts.sort_by_duration()

@@ -23,11 +23,15 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    parts = True
+
     def do_GET(self) -> None:
         content = self.server.files.get(self.path)
         if content is None:
             return self.send_error(404)
-        first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        wanted = self.headers.get("Range") if self.parts else None
+        first, _, last = (wanted or "bytes=0-").removeprefix("bytes=").partition("-")
+        first, content = int(first), content[: int(last) + 1] if last else content
         if first >= len(content):
             self.send_response(416)
             self.send_header("Content-Range", f"bytes */{len(content)}")

@@ -1,8 +1,12 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
-from asr.training.batches import LABELS, Bucket, make_buckets
+from asr.corpus import open_corpus
+from asr.corpus.shards import write_shards
+from asr.training.batches import LABELS, Bucket, EpochOrder, make_buckets
 from asr.training.building import build_model, build_tokenizer
 from asr.training.data import SpeechData
 from tests.training.test_training import corpus, options  # noqa: F401 (a fixture)
@@ -55,3 +59,36 @@ def test_the_batches_of_a_bucket_have_one_shape(data):
         beyond = torch.arange(batch.inputs.shape[1]) >= batch.lens[:, None]
         assert not batch.inputs[beyond].any()
         assert not batch.Y[torch.arange(batch.Y.shape[1]) >= batch.Y_lens[:, None]].any()
+
+
+def test_each_epoch_has_every_cut_in_an_order_of_its_own(data):
+    order = EpochOrder(data.train_cuts, seed=1)
+    first = [cut.id for cut in order]
+    assert first == [cut.id for cut in order]
+    order.epoch = 1
+    second = [cut.id for cut in order]
+    assert first != second and sorted(first) == sorted(second) == sorted(cut.id for cut in data.train_cuts)
+
+
+def test_shards_are_shuffled_as_a_whole(data, tmp_path):
+    order = EpochOrder(write_shards(data.train_cuts, tmp_path / "shards", size=7), seed=1)
+    shards = []
+    for epoch in range(3):
+        order.epoch = epoch
+        shards.append([cut.custom["shard"] for cut in order])
+        changes = sum(a != b for a, b in pairwise(shards[-1]))
+        assert changes == len(set(shards[-1])) - 1 == 8  # 60 cuts in nine shards
+    assert shards[0] != shards[1] != shards[2]
+
+
+def test_batches_from_shards_are_those_from_files(data, tmp_path):
+    write_shards(data.train_cuts, tmp_path / "shards", size=7)
+    batches = {}
+    for name, cuts in (("files", data.train_cuts), ("shards", open_corpus(tmp_path / "shards"))):
+        data.train_cuts = cuts
+        sampler = data._train_sampler(world_size=1, rank=0)
+        sampler.set_epoch(2)
+        dataset = data._loader(sampler, [1.0], data.buckets).dataset
+        sounds = (zip(batch.texts, batch.inputs, strict=True) for batch in (dataset[cuts, 0] for cuts in sampler))
+        batches[name] = sorted((text, x.tolist()) for batch in sounds for text, x in batch)
+    assert batches["files"] == batches["shards"]

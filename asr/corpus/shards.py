@@ -1,0 +1,95 @@
+"""A corpus as shards: large trainings read them from beginning to end instead of hopping about among millions of files.
+
+A folder has the shards in `shar` (Lhotse Shar: `cuts.000000.jsonl.gz` with `recording.000000.tar` and so on) and beside
+them `index.jsonl.gz`, which says where in them each utterance lies. With it the folder may also be a URL (fsspec reads
+it). Shards that Lhotse has written have no index; their tars are gone through.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import soundfile
+from fsspec.core import url_to_fs
+from lhotse import AudioSource, CutSet, MonoCut, Recording
+from lhotse.serialization import deserialize_item
+from lhotse.shar import JsonlShardWriter, TarWriter
+from lhotse.utils import fastcopy
+
+from asr.audio.reading import SAMPLE_RATE
+from asr.corpus.utterances import input_kind, iterate
+
+INDEX, SHARDS = "index.jsonl.gz", "shar"
+PLACE = ("tar_offset", "tar_size", "shard")
+
+
+def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
+    """Writes the sound (16-bit flac at 16 kHz) and the metadata of the cuts, `size` utterances to a shard; what cannot
+    be read is reported by name and left out. The cuts of the shards.
+
+    Raises ValueError where the folder has shards already, a cut is no sound, or none can be read."""
+    inside = folder / SHARDS
+    if inside.exists():
+        raise ValueError(f"{inside} is there already")
+    inside.mkdir(parents=True)
+    tars = TarWriter(f"{inside}/recording.%06d.tar", size)
+    metadata = JsonlShardWriter(f"{inside}/cuts.%06d.jsonl.gz", size)
+    with tars, metadata:
+        for cut, samples in iterate(cuts):
+            if input_kind(cut) != "sound":
+                raise ValueError(f"{cut.id}: shards hold sound, and this is {input_kind(cut)}")
+            flac, duration = io.BytesIO(), len(samples) / SAMPLE_RATE
+            soundfile.write(flac, samples, SAMPLE_RATE, format="FLAC")
+            recording = Recording(cut.id, [AudioSource("shar", [0], "")], SAMPLE_RATE, len(samples), duration)
+            custom = {key: value for key, value in (cut.custom or {}).items() if key not in PLACE} or None
+            tars.write(f"{cut.id}.flac", flac)
+            tars.write(f"{cut.id}.json", io.BytesIO(json.dumps(recording.to_dict()).encode()), count=False)
+            metadata.write(fastcopy(cut, start=0.0, duration=duration, recording=recording, custom=custom))
+    if not tars.num_items_total:
+        raise ValueError(f"{folder}: no utterance could be read")
+    index = CutSet.from_cuts(_index(inside, f"{SHARDS}/")).to_eager()
+    index.to_file(folder / INDEX)
+    return index
+
+
+def is_shards(path: str | Path) -> bool:
+    return "://" in str(path) or (Path(path) / INDEX).is_file() or any(Path(path).glob("recording.*.tar"))
+
+
+def read_shards(folder: str | Path) -> CutSet:
+    """The cuts of a folder of shards, or of its URL. Raises ValueError where they cannot be read."""
+    folder = str(folder).rstrip("/")
+    if "://" not in folder and not (Path(folder) / INDEX).is_file():
+        return CutSet.from_cuts(_index(Path(folder), f"{folder}/")).to_eager()
+    path = f"{folder}/{INDEX}"
+    try:
+        files, name = url_to_fs(path)
+        cuts = [deserialize_item(json.loads(line)) for line in gzip.decompress(files.cat_file(name)).splitlines()]
+    except (OSError, ImportError, EOFError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read ({error or type(error).__name__})") from None
+    for cut in cuts:
+        source = cut.recording.sources[0]
+        source.source = cut.custom["shard"] = f"{folder}/{source.source}"
+    return CutSet.from_cuts(cuts)
+
+
+def _index(folder: Path, prefix: str) -> Iterator[MonoCut]:
+    """The cuts of all shards in a folder, with their tars (named after `prefix`) and where in them their sound lies."""
+    for path in sorted(folder.glob("recording.*.tar")):
+        try:
+            with tarfile.open(path, "r:") as tar:
+                sounds = {m.name.rpartition(".")[0]: m for m in tar if not m.name.endswith((".json", ".nodata"))}
+        except tarfile.TarError as error:
+            raise ValueError(f"{path}: not an uncompressed tar ({error})") from None
+        for cut in CutSet.from_file(path.with_name(path.name.replace("recording", "cuts", 1)).with_suffix(".jsonl.gz")):
+            if cut.id not in sounds:
+                raise ValueError(f"{path}: the sound of {cut.id} is not in it")
+            name = prefix + path.name
+            place = dict(zip(PLACE, (sounds[cut.id].offset_data, sounds[cut.id].size, name), strict=True))
+            recording = fastcopy(cut.recording, sources=[AudioSource("file", [0], name)])
+            yield fastcopy(cut, start=0.0, recording=recording, custom=(cut.custom or {}) | place)

@@ -1,0 +1,157 @@
+import gzip
+import multiprocessing
+import threading
+
+import lhotse
+import numpy as np
+import pytest
+import soundfile
+
+import asr.audio._torchaudio  # noqa: F401 (Lhotse's own reading needs it)
+from asr.audio.reading import SAMPLE_RATE, AudioError
+from asr.corpus import Utterance, iterate, make_cuts, open_corpus, read_cut
+from asr.corpus.__main__ import main
+from asr.corpus.shards import write_shards
+from tests.corpus.test_librispeech import Server
+
+
+@pytest.fixture
+def cuts(tmp_path):
+    """Seven utterances of noise, the longer the later, one of them a part of its file."""
+    rng = np.random.default_rng(0)
+    utterances = []
+    for i in range(7):
+        path = tmp_path / f"{i}.wav"
+        soundfile.write(path, rng.normal(0, 0.1, SAMPLE_RATE + 1000 * i), SAMPLE_RATE)
+        utterances.append(Utterance(f"chapter/u{i}.x", path, f"TEXT {i}", speaker=f"s{i % 2}"))
+    utterances[3].offset, utterances[3].duration = 0.5, 0.25
+    return make_cuts(utterances, "noise")
+
+
+def same(cuts, others) -> bool:
+    """Whether ids, texts, speakers and every sample are the same."""
+    pairs = list(zip(iterate(cuts), iterate(others), strict=True))
+    said = [(a.id, *vars_of(a)) == (b.id, *vars_of(b)) for (a, _), (b, _) in pairs]
+    return all(said) and all(np.array_equal(x, y) for (_, x), (_, y) in pairs)
+
+
+def vars_of(cut) -> tuple:
+    supervision = cut.supervisions[0]
+    return supervision.text, supervision.speaker, cut.duration
+
+
+def test_shards_hold_what_the_files_held(cuts, tmp_path):
+    written = write_shards(cuts, tmp_path / "shards", size=3)
+    assert len(list((tmp_path / "shards").rglob("recording.*.tar"))) == 3
+    assert len(written) == 7
+    assert same(cuts, open_corpus(tmp_path / "shards"))
+
+
+def test_they_are_lhotses_shards(cuts, tmp_path):
+    write_shards(cuts, tmp_path / "shards", size=3)
+    read = list(lhotse.CutSet.from_shar(in_dir=tmp_path / "shards" / "shar"))
+    for cut, original in zip(read, cuts, strict=True):
+        assert vars_of(cut) == vars_of(original)
+        np.testing.assert_array_equal(cut.load_audio()[0], read_cut(original))
+
+
+def test_lhotses_own_shards_are_read_too(cuts, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    cuts.to_shar(tmp_path / "theirs", fields={"recording": "flac"}, shard_size=4)
+    assert same(cuts, open_corpus(tmp_path / "theirs"))
+
+
+def test_what_users_know_of_a_cut_is_kept_and_where_it_was_is_not(cuts, tmp_path):
+    for cut in cuts:
+        cut.custom = {"room": "kitchen"}
+    write_shards(cuts, tmp_path / "one", size=3)
+    write_shards(open_corpus(tmp_path / "one"), tmp_path / "two", size=7)
+    again = open_corpus(tmp_path / "two")
+    assert same(cuts, again)
+    assert {cut.custom["room"] for cut in again} == {"kitchen"}
+    assert {cut.custom["shard"] for cut in again} == {str(tmp_path / "two" / "shar" / "recording.000000.tar")}
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_shards_are_read_by_url(cuts, tmp_path, server):
+    write_shards(cuts, tmp_path / "shards", size=3)
+    for path in (tmp_path / "shards").rglob("*.*"):
+        server.files[f"/my/{path.relative_to(tmp_path)}"] = path.read_bytes()
+    opened = open_corpus([f"{server.url}/my/shards/"])
+    assert same(cuts, opened)
+    last = opened[-1].custom["shard"].removeprefix(server.url)
+    del server.files[last]
+    assert len(list(iterate(opened))) == 6  # what cannot be read is left out, by name
+    with pytest.raises(AudioError, match=last):
+        read_cut(opened[-1])
+
+
+def test_workers_read_by_url_what_their_parent_opened(cuts, tmp_path, server):
+    write_shards(cuts, tmp_path / "shards", size=3)
+    for path in (tmp_path / "shards").rglob("*.*"):
+        server.files[f"/{path.relative_to(tmp_path)}"] = path.read_bytes()
+    opened = open_corpus(f"{server.url}/shards")
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        sounds = pool.map_async(read_cut, list(opened)).get(timeout=30)
+    for cut, sound in zip(cuts, sounds, strict=True):
+        np.testing.assert_array_equal(sound, read_cut(cut))
+
+
+@pytest.mark.parametrize("content", [None, b"no gzip", gzip.compress(b"no JSON")])
+def test_a_url_without_an_index_is_one_line(server, content):
+    if content:
+        server.files["/index.jsonl.gz"] = content
+    with pytest.raises(ValueError, match=r"/index\.jsonl\.gz: cannot be read"):
+        open_corpus(server.url)
+
+
+def test_a_server_that_sends_whole_files_is_refused(cuts, tmp_path, server, monkeypatch):
+    write_shards(cuts, tmp_path / "shards", size=7)
+    [cut, *_] = open_corpus(tmp_path / "shards")
+    path = tmp_path / "shards" / "shar" / "recording.000000.tar"
+    server.files["/recording.tar"] = path.read_bytes()
+    cut.recording.sources[0].source = f"{server.url}/recording.tar"
+    monkeypatch.setattr("tests.corpus.test_librispeech.Handler.parts", False)
+    with pytest.raises(AudioError, match="gives no parts of a file"):
+        read_cut(cut)
+
+
+def test_unreadable_sound_is_left_out(cuts, tmp_path, caplog):
+    (tmp_path / "2.wav").write_bytes(b"")
+    assert len(write_shards(cuts, tmp_path / "shards", size=3)) == 6
+    assert "chapter/u2.x" in caplog.text
+
+
+def test_shards_that_are_there_are_not_overwritten(cuts, tmp_path):
+    write_shards(cuts, tmp_path / "shards", size=3)
+    with pytest.raises(ValueError, match="is there already"):
+        write_shards(cuts, tmp_path / "shards", size=3)
+
+
+def test_a_tar_that_lacks_a_sound_is_named(cuts, tmp_path):
+    write_shards(cuts, tmp_path / "shards", size=3)
+    shar = tmp_path / "shards" / "shar"
+    (shar / "recording.000001.tar").write_bytes((shar / "recording.000000.tar").read_bytes())
+    with pytest.raises(ValueError, match=r"recording\.000001\.tar: the sound of chapter/u3.x is not in it"):
+        open_corpus(shar)
+
+
+def test_on_the_command_line(cuts, tmp_path, monkeypatch, capsys):
+    cuts.to_file(tmp_path / "cuts.jsonl.gz")
+    arguments = ["shard", str(tmp_path / "cuts.jsonl.gz"), "--out", str(tmp_path / "shards"), "--size"]
+    monkeypatch.setattr("sys.argv", ["asr.corpus", *arguments, "0"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--size" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["asr.corpus", *arguments, "2"])
+    main()
+    assert "7 utterances" in capsys.readouterr().out
+    assert len(list((tmp_path / "shards" / "shar").glob("*.tar"))) == 4
