@@ -63,13 +63,12 @@ def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float],
     from lhotse.supervision import AlignmentItem
 
     from asr.corpus import Skipped
-    from asr.decode.alignment import align
 
     skipped, aligned = Skipped("aligning"), set()
     skipped.total = len(cuts)
     for batch in _batches(recognizer, cuts):
         texts = [recognizer.model.normalize(cut.supervisions[0].text or "") for cut, _ in batch]
-        for (cut, _), words in zip(batch, align(recognizer, [sound for _, sound in batch], texts), strict=True):
+        for (cut, _), words in zip(batch, recognizer.align([sound for _, sound in batch], texts), strict=True):
             if not words:
                 skipped.add(cut.id, "too short for its transcript" if words is None else "no transcript")
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
@@ -82,6 +83,15 @@ def progress_bar(seconds: float) -> Iterator[Callable[[float], None] | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=seconds)
         yield lambda done: bar.advance(task, done)
+
+
+def say(text: str) -> None:
+    """Prints at once; a reader that has had enough (`| head`) ends the command without a word."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it leaves
+        sys.exit(1)
 
 
 def fail(command: str, message: object, code: int = 2) -> NoReturn:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
+from collections import Counter
+from pathlib import Path
 
-from asr.commands import add_decoding_options, fail, load_recognizer, progress_bar
+from asr.commands import add_decoding_options, fail, load_recognizer, progress_bar, say
+from asr.formats import FORMATS, write
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,7 +25,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="sound (wav, flac, ogg, opus, mp3, ...), or a folder of it; - is stdin; or what else the model takes",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a file: text, segments, n-best, scores")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="text", help="json: one object a file; subtitles: srt, vtt; words: ctm"
+    )
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for a file of each transcript")
     add_decoding_options(parser)
     return parser
 
@@ -36,42 +42,48 @@ def main(argv: list[str] | None = None) -> None:
         fail("asr.transcribe", error)
     is_text = recognizer.takes == "text"
     failed, files = _lines(args.files) if is_text else (False, _files(args.files, recognizer.takes))
+    places = _places(files, args, is_text)
+    if args.format != "text" and recognizer.model.transformer.ctc:
+        recognizer.word_times = True
+    elif args.format == "ctm":
+        fail("asr.transcribe", "--format ctm wants the times of words, and without CTC a model has none")
     named = len(files) > 1 and not is_text
     with progress_bar(_seconds(files) if sys.stderr.isatty() and not is_text else 0.0) as advance:
-        for transcript in recognizer.transcribe_all(files, advance):
+        for transcript, place in zip(recognizer.transcribe_all(files, advance), places, strict=True):
             if transcript.error:
                 failed = True
                 print(f"asr.transcribe: {transcript.error}", file=sys.stderr)
-            if args.json:
-                print(json.dumps(_description(transcript), ensure_ascii=False), flush=True)
-            elif not transcript.error:
-                name = f"{transcript.name}: " if named else ""
-                print(f"{name}{transcript.text}", flush=True)
+                if args.format != "json":
+                    continue
+            text = write(transcript, args.format)
+            if place:
+                place.write_text(text, encoding="utf-8")
+            else:
+                name = f"{transcript.name}: " if named and args.format == "text" else ""
+                say(f"{name}{text}")
     sys.exit(1 if failed else 0)
 
 
-def _description(transcript) -> dict:
-    if transcript.error:
-        return {"file": transcript.name, "error": transcript.error}
-    segments = [
-        {
-            "start": round(segment.start, 3),
-            "end": round(segment.end, 3),
-            "text": segment.text,
-            "score": round(segment.score, 4),
-            "words": [{"word": word.text, "confidence": round(word.confidence, 4)} for word in segment.words],
-            "nbest": [{"text": text, "score": round(score, 4)} for text, score in segment.nbest],
-        }
-        for segment in transcript.segments
-    ]
-    duration = round(transcript.duration, 3)
-    return {"file": transcript.name, "text": transcript.text, "duration": duration, "segments": segments}
+def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[Path | None]:
+    """The file of each transcript; None: it is printed."""
+    timed = args.format in ("srt", "vtt", "ctm")
+    if is_text and (args.out or timed):
+        fail("asr.transcribe", "this model reads text, whose lines are printed as text or as JSON")
+    if not args.out:
+        if len(files) > 1 and args.format in ("srt", "vtt"):
+            fail("asr.transcribe", f"--format {args.format} of several files wants a folder for them: --out DIR")
+        return [None] * len(files)
+    places = [args.out / ("stdin" if file == "-" else Path(file).stem) for file in files]
+    places = [place.with_name(place.name + FORMATS[args.format]) for place in places]
+    twice = next((place for place, count in Counter(places).items() if count > 1), None)
+    if twice:
+        fail("asr.transcribe", f"--out: several of the files would be written to {twice}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    return places
 
 
 def _files(arguments: list[str], takes: str) -> list[str]:
     """The arguments, each folder among them replaced by the sound (or the matrices) under it."""
-    from pathlib import Path
-
     from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES
 
     suffixes = MATRIX_SUFFIXES if takes == "matrix" else AUDIO_SUFFIXES

@@ -1,8 +1,10 @@
 """The commands as a user runs them: output, errors, exit codes."""
 
+import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -11,10 +13,15 @@ import numpy as np
 import pytest
 import soundfile
 
-from asr import evaluate
+from asr import evaluate, transcribe
+from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
 from asr.commands import load_recognizer
-from tests.conftest import ROOT
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from asr.resources import resource
+from asr.text.tokenizer import CharTokenizer
+from tests.conftest import LETTERS, ROOT
 
 
 def run(*arguments, **settings) -> subprocess.CompletedProcess:
@@ -92,6 +99,60 @@ def test_standard_input_is_a_file(files):
     by_pipe = run("asr.transcribe", "--model", files / "model", "-", input=(files / "a.wav").read_bytes())
     by_name = run("asr.transcribe", "--model", files / "model", files / "a.wav")
     assert by_pipe.stdout == by_name.stdout and by_pipe.returncode == 0
+
+
+def test_each_transcript_gets_a_file_of_its_own(files, capsys):
+    out = files / "subtitles"
+    (files / "bad.wav").write_bytes(b"")
+    sounds = [str(files / f"{name}.wav") for name in ("a", "bad", "b")]
+    with pytest.raises(SystemExit) as stopped:
+        transcribe.main([*sounds, "--model", str(files / "model"), "--format", "vtt", "--out", str(out)])
+    assert stopped.value.code == 1 and "bad.wav" in capsys.readouterr().err
+    assert sorted(path.name for path in out.iterdir()) == ["a.vtt", "b.vtt"]
+    assert (out / "a.vtt").read_text().startswith("WEBVTT\n")
+
+
+def test_words_have_times_where_they_are_written(capsys):
+    sample = str(resource("data", "samples", "corner.flac"))
+    for form in ("ctm", "json"):
+        with pytest.raises(SystemExit, match="0"):
+            transcribe.main([sample, "--format", form])
+    *lines, description = capsys.readouterr().out.splitlines()
+    words = json.loads(description)["segments"][0]["words"]
+    assert [line.split()[4] for line in lines] == [word["word"] for word in words] != []
+    edges = [edge for word in words for edge in (word["start"], word["end"])]
+    assert edges == sorted(edges) and edges[0] >= 0 and edges[-1] < 2.8
+    assert words[4]["word"] == "black" and words[4]["start"] == pytest.approx(0.7, abs=0.2)
+
+
+def test_without_ctc_subtitles_are_segments_and_words_have_no_times(files, tiny_config, capsys):
+    transformer = Transformer(dataclasses.replace(tiny_config, ctc=False))
+    SpeechModel(FeatureConfig(), transformer, CharTokenizer(LETTERS)).save(files / "attention")
+    options = ["--model", str(files / "attention"), "--strategy", "greedy"]
+    with pytest.raises(SystemExit, match="0"):
+        transcribe.main([str(files / "a.wav"), *options, "--format", "srt"])
+    assert "00:00:00,000 --> 00:00:01,000" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        transcribe.main([str(files / "a.wav"), *options, "--format", "ctm"])
+    assert "--format ctm" in capsys.readouterr().err
+
+
+def test_a_transcript_does_not_overwrite_another(files, capsys):
+    (files / "other").mkdir()
+    shutil.copy(files / "a.wav", files / "other" / "a.wav")
+    sounds = [str(files / "a.wav"), str(files / "other" / "a.wav")]
+    for options, named in ((["--out", str(files / "out")], "a.txt"), (["--format", "srt"], "--out DIR")):
+        with pytest.raises(SystemExit, match="2"):
+            transcribe.main([*sounds, "--model", str(files / "model"), *options])
+        assert named in capsys.readouterr().err
+    assert not (files / "out").exists()
+
+
+def test_a_reader_that_has_enough_ends_the_command_without_a_word(files):
+    command = f"{sys.executable} -m asr.transcribe --model {files}/model {files}/a.wav {files}/b.wav | head -c 1"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment, timeout=120)
+    assert len(done.stdout) == 1 and done.stderr == b""
 
 
 def test_bad_files_get_one_line_each_and_the_others_their_text(files):

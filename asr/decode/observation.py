@@ -7,7 +7,6 @@ transformers"): 1 where every query attends to its own place, 0 where it attends
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decode.alignment import TimedWord, ctc_alignment, frame_times, timed_words
+from asr.decode.alignment import TimedWord, ctc_alignments, frame_times, timed_words
 from asr.decode.recognizer import Recognizer
 from asr.model.positions import turns
 from asr.text.tokenizer import SPECIALS
@@ -58,7 +57,7 @@ def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
     before = len(transformer.config.prompt) - 1
     ctc = transformer.ctc_log_probs(memory)[0].float().cpu() if transformer.ctc else None
     M = memory.shape[1]
-    first, step = frame_times(recognizer)
+    first, step = frame_times(recognizer.model)
     cross = torch.stack([weights[0, :, before:].float().cpu() for weights in cross_attention])
     return Observation(
         takes=recognizer.takes,
@@ -130,9 +129,8 @@ def _words(recognizer: Recognizer, tokens: list[int], ctc: Tensor | None, cross:
     looks = (cross.mean(dim=(0, 1)) * torch.arange(count)).sum(dim=-1).tolist()
     spans = [(look, look + 1) for look in looks]
     if ctc is not None:
-        with contextlib.suppress(ValueError):
-            spans = ctc_alignment(ctc, tokens)
-    return timed_words(recognizer, tokens, spans)
+        spans = ctc_alignments(ctc[None], torch.tensor([count]), [tokens])[0] or spans
+    return timed_words(recognizer.model, tokens, spans)
 
 
 def _positions(transformer, length: int) -> Tensor:

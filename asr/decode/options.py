@@ -60,3 +60,4 @@ class Hypothesis:
     tokens: list[int]  # without start and end
     score: float  # log-probability by the weighted scorers, plus the length bonus
     token_scores: list[float] = field(default_factory=list)  # what each token added to the score
+    spans: list[tuple[float, float]] | None = None  # encoder frames in which CTC hears each token, where asked for

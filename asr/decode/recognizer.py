@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, read_matrix, stream_audio
+from asr.decode.alignment import TimedWord, ctc_alignments, timed_words
 from asr.decode.confidence import Calibration, word_confidences
 from asr.decode.ctc import hears_something
 from asr.decode.fallback import search_with_fallback
@@ -43,6 +44,8 @@ class Word:
 
     text: str
     confidence: float
+    start: float | None = None  # seconds, where times were asked for and CTC gives them
+    end: float | None = None
     token_scores: tuple[float, ...] = field(repr=False, default=())  # what its tokens added to the hypothesis' score
 
 
@@ -83,12 +86,13 @@ class Recognizer:
         calibration: Calibration | None = None,
         piece_seconds: float = LONGEST,
         attention_window: tuple[int, int] | None = None,
+        word_times: bool = False,
     ):
         """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder, `ngram` a
         file; `precision` (auto, float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place, for
         good; `calibration` is of the words' confidences; what is longer than `piece_seconds` is cut at its pauses
         (a model with a window, as Whisper's, has its own); with `attention_window` the encoder's self-attention sees so
-        many frames before and after each.
+        many frames before and after each; with `word_times` words have times where the model has CTC.
 
         Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
         if not batch_seconds > 0:
@@ -118,6 +122,7 @@ class Recognizer:
         self.rate = rates[self.takes]
         self.window = model.front_end.config.pad_seconds  # seconds that every piece is padded to
         self.piece_seconds = self.window or piece_seconds
+        self.word_times = word_times and model.transformer.ctc is not None
 
     @classmethod
     def load(cls, folder: str | Path | None = None, device: str | None = None, **settings) -> Recognizer:
@@ -232,7 +237,28 @@ class Recognizer:
         """Hypotheses, best first, of each of a batch of samples `(N,)`, matrices `(T, d)` or token ids `(T,)`.
 
         Where all is silent, or CTC (if it has a weight) hears nothing in noise, the hypothesis is empty."""
-        return self.search(*self.model.transformer.encoder(*self.features(inputs)))
+        memory, memory_lens = self.model.transformer.encoder(*self.features(inputs))
+        found = self.search(memory, memory_lens)
+        if self.word_times:
+            log_probs = self.model.transformer.ctc_log_probs(memory)
+            spans = ctc_alignments(log_probs, memory_lens, [nbest[0].tokens for nbest in found])
+            found = [[replace(best, spans=span), *rest] for (best, *rest), span in zip(found, spans, strict=True)]
+        return found
+
+    @torch.inference_mode()
+    def align(self, inputs: list[np.ndarray], transcripts: list[str]) -> list[list[TimedWord] | None]:
+        """When each word of the transcripts of a batch is said: samples `(N,)` at 16 kHz or matrices `(T, d)` and their
+        texts, normalised. A word lasts from where CTC hears its first token to where it hears its last. None where the
+        model has too few frames for a text.
+
+        Raises ValueError for a model without CTC."""
+        if not self.model.transformer.ctc:
+            raise ValueError("words are found in time by CTC, and this model has none")
+        memory, memory_lens = self.model.transformer.encoder(*self.features(inputs))
+        tokens = [self.model.tokenizer.encode(text) for text in transcripts]
+        spans = ctc_alignments(self.model.transformer.ctc_log_probs(memory), memory_lens, tokens)
+        pairs = zip(tokens, spans, strict=True)
+        return [None if span is None else timed_words(self.model, row, span) for row, span in pairs]
 
     @torch.inference_mode()
     def features(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
@@ -269,14 +295,20 @@ class Recognizer:
         for begin, end, part in parts:
             texts = [(self._text(h), h.score) for h in (found if len(parts) == 1 else [part])]
             begin, end = (seconds if time is None else min(time, seconds) for time in (begin or 0.0, end))
-            segments.append(Segment(piece.start + begin, piece.start + end, *texts[0], texts, self._words(part)))
+            words = self._words(part, piece.start)
+            segments.append(Segment(piece.start + begin, piece.start + end, *texts[0], texts, words))
         return segments
 
-    def _words(self, hypothesis: Hypothesis) -> list[Word]:
-        spans = self.model.tokenizer.words(hypothesis.tokens)
-        scores = [tuple(hypothesis.token_scores[part]) for _, part in spans]
+    def _words(self, hypothesis: Hypothesis, start: float) -> list[Word]:
+        words = self.model.tokenizer.words(hypothesis.tokens)
+        scores = [tuple(hypothesis.token_scores[part]) for _, part in words]
         confidences = word_confidences(scores, self.calibration).tolist()
-        return [Word(text, *rest) for (text, _), *rest in zip(spans, confidences, scores, strict=True)]
+        times: list[tuple[float | None, float | None]] = [(None, None)] * len(words)
+        if hypothesis.spans:
+            timed = timed_words(self.model, hypothesis.tokens, hypothesis.spans)
+            times = [(start + word.start, start + word.end) for word in timed]
+        rows = zip(words, confidences, times, scores, strict=True)
+        return [Word(text, confidence, *time, score) for (text, _), confidence, time, score in rows]
 
 
 def _name(recording: Recording) -> str:

@@ -57,6 +57,7 @@ def stretches(hypothesis: Hypothesis, config: ModelConfig) -> list[Stretch]:
         if i > first or (at_end and not found):
             scores = hypothesis.token_scores[first:i]
             score = hypothesis.score if at_end and not found else sum(scores)
-            found.append(Stretch(begin, time, Hypothesis(tokens[first:i], score, scores)))
+            spans = hypothesis.spans and hypothesis.spans[first:i]
+            found.append(Stretch(begin, time, Hypothesis(tokens[first:i], score, scores, spans)))
         begin, first = time, i + 1
     return found

@@ -55,7 +55,7 @@ def translator(tmp_path_factory):
     }
     corpora = [f"data.{name}=[{path}]" for name, path in sets.items()]
     model, wer = train(
-        options(folder, folder / "exp", *corpora, *TEXT, *short(0.5, 3), "epochs=20", "validate_every=20")
+        options(folder, folder / "exp", *corpora, *TEXT, *short(0.5, 3), "epochs=30", "validate_every=30")
     )
     return folder, model, wer
 

@@ -1,0 +1,110 @@
+"""What a transcript is written as: text, JSON, subtitles (SRT, WebVTT), or NIST's CTM."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from asr.decode import Segment, Transcript
+
+FORMATS = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt", "ctm": ".ctm"}  # and their files' suffixes
+
+CUE_LETTERS = 84  # of a subtitle at most: two lines of 42
+CUE_SECONDS = 7.0
+CUE_PAUSE = 0.7  # seconds without a word that end a subtitle
+LINGER = 0.3  # seconds that a subtitle stays after its last word was heard
+
+
+class Cue(NamedTuple):
+    """A subtitle."""
+
+    start: float  # seconds
+    end: float
+    text: str
+
+
+def write(transcript: Transcript, form: str) -> str:
+    """The transcript in one of `FORMATS`, with the end of its last line."""
+    return {"text": _text, "json": _json, "srt": _srt, "vtt": _vtt, "ctm": _ctm}[form](transcript)
+
+
+def cues(segments: list[Segment]) -> list[Cue]:
+    """Subtitles of segments: cut at pauses and before they grow too long where words have times, else one a segment."""
+    found = [cue for segment in segments if segment.text for cue in _cues(segment)]
+    if not found:
+        return []
+    stays = [min(cue.end + LINGER, after.start) for cue, after in pairwise(found)]
+    stays.append(min(found[-1].end + LINGER, segments[-1].end))
+    return [Cue(cue.start, max(cue.end, end), cue.text) for cue, end in zip(found, stays, strict=True)]
+
+
+def _cues(segment: Segment) -> list[Cue]:
+    if any(word.start is None for word in segment.words):
+        return [Cue(segment.start, segment.end, segment.text)]
+    found: list[Cue] = []
+    for word in segment.words:
+        if found:
+            cue = found[-1]
+            longer = Cue(cue.start, word.end, f"{cue.text} {word.text}")
+            in_time = word.start - cue.end < CUE_PAUSE and longer.end - longer.start <= CUE_SECONDS
+            if in_time and len(longer.text) <= CUE_LETTERS:
+                found[-1] = longer
+                continue
+        found.append(Cue(word.start, word.end, word.text))
+    return found
+
+
+def _text(transcript: Transcript) -> str:
+    return f"{transcript.text}\n"
+
+
+def _json(transcript: Transcript) -> str:
+    if transcript.error:
+        description = {"file": transcript.name, "error": transcript.error}
+    else:
+        segments = [_segment(segment) for segment in transcript.segments]
+        description = {"file": transcript.name, "text": transcript.text, "duration": round(transcript.duration, 3)}
+        description["segments"] = segments
+    return json.dumps(description, ensure_ascii=False) + "\n"
+
+
+def _segment(segment: Segment) -> dict:
+    words = []
+    for word in segment.words:
+        times = {} if word.start is None else {"start": round(word.start, 3), "end": round(word.end, 3)}
+        words.append({"word": word.text, "confidence": round(word.confidence, 4), **times})
+    return {
+        "start": round(segment.start, 3),
+        "end": round(segment.end, 3),
+        "text": segment.text,
+        "score": round(segment.score, 4),
+        "words": words,
+        "nbest": [{"text": text, "score": round(score, 4)} for text, score in segment.nbest],
+    }
+
+
+def _srt(transcript: Transcript) -> str:
+    numbered = enumerate(cues(transcript.segments), 1)
+    return "\n".join(f"{number}\n{_lines(cue, ',')}" for number, cue in numbered)
+
+
+def _vtt(transcript: Transcript) -> str:
+    return "\n".join(["WEBVTT\n", *(_lines(cue, ".") for cue in cues(transcript.segments))])
+
+
+def _lines(cue: Cue, point: str) -> str:
+    return f"{_clock(cue.start, point)} --> {_clock(cue.end, point)}\n{cue.text}\n"
+
+
+def _ctm(transcript: Transcript) -> str:
+    name = Path(transcript.name).stem
+    words = [word for segment in transcript.segments for word in segment.words if word.start is not None]
+    return "".join(f"{name} 1 {w.start:.2f} {w.end - w.start:.2f} {w.text} {w.confidence:.4f}\n" for w in words)
+
+
+def _clock(seconds: float, point: str) -> str:
+    minutes, milliseconds = divmod(round(1000 * seconds), 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{milliseconds // 1000:02d}{point}{milliseconds % 1000:03d}"

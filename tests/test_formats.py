@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+from asr.decode import Segment, Transcript, Word
+from asr.formats import CUE_LETTERS, CUE_PAUSE, CUE_SECONDS, LINGER, Cue, cues, write
+
+
+def said(text: str, start: float = 0.0, pace: float = 0.5, end: float | None = None) -> Segment:
+    """A segment whose words take turns, each `pace` seconds after the one before and four fifths of that long."""
+    words = [Word(word, 0.9, start + pace * i, start + pace * i + 0.8 * pace) for i, word in enumerate(text.split())]
+    end = words[-1].end if end is None else end
+    return Segment(start, end, text, -1.0, [(text, -1.0)], words)
+
+
+TALK = Transcript(
+    "talks/one.wav", "good morning all of you", 10.0, [said("good morning", 1.0), said("all of you", 3.5)]
+)
+
+
+def test_srt():
+    assert write(TALK, "srt") == (
+        "1\n00:00:01,000 --> 00:00:02,200\ngood morning\n\n2\n00:00:03,500 --> 00:00:04,900\nall of you\n"
+    )
+
+
+def test_vtt():
+    assert write(TALK, "vtt") == (
+        "WEBVTT\n\n00:00:01.000 --> 00:00:02.200\ngood morning\n\n00:00:03.500 --> 00:00:04.900\nall of you\n"
+    )
+
+
+def test_ctm():
+    lines = write(TALK, "ctm").splitlines()
+    assert lines[0] == "one 1 1.00 0.40 good 0.9000" and lines[-1] == "one 1 4.50 0.40 you 0.9000" and len(lines) == 5
+
+
+def test_json_has_the_times_of_words_where_there_are_any():
+    word = json.loads(write(TALK, "json"))["segments"][1]["words"][0]
+    assert word == {"word": "all", "confidence": 0.9, "start": 3.5, "end": 3.9}
+    untimed = Transcript("a", "all", 1.0, [Segment(0.0, 1.0, "all", -1.0, [], [Word("all", 0.9)])])
+    assert json.loads(write(untimed, "json"))["segments"][0]["words"] == [{"word": "all", "confidence": 0.9}]
+
+
+def test_a_clock_goes_beyond_hours():
+    late = Transcript("a", "late", 400_000.0, [said("late", 359_999.9995)])
+    assert "100:00:00,000 --> 100:00:00,400" in write(late, "srt")
+
+
+@pytest.mark.parametrize(("form", "empty"), [("srt", ""), ("vtt", "WEBVTT\n"), ("ctm", ""), ("text", "\n")])
+def test_silence_has_no_subtitles(form, empty):
+    assert write(Transcript("a", "", 5.0, [Segment(0.0, 5.0, "", 0.0)]), form) == empty
+
+
+def test_a_pause_ends_a_subtitle():
+    slow = said("one two three", pace=5.1 * CUE_PAUSE)  # a fifth of the pace is silence
+    assert [cue.text for cue in cues([slow])] == ["one", "two", "three"]
+    quick = said("one two three", pace=4.9 * CUE_PAUSE)
+    assert [cue.text for cue in cues([quick])] == ["one two", "three"]  # the third would make it too long
+
+
+def test_subtitles_are_neither_long_nor_late():
+    segment = said(" ".join(f"word{i}" for i in range(100)), pace=0.3)
+    found = cues([segment])
+    assert " ".join(cue.text for cue in found) == segment.text
+    for cue, after in zip(found, [*found[1:], None], strict=True):
+        assert len(cue.text) <= CUE_LETTERS and cue.end - cue.start <= CUE_SECONDS + LINGER
+        assert after is None or cue.end <= after.start
+
+
+def test_a_subtitle_stays_for_a_moment():
+    one, two = cues([said("one", 0.0, end=5.0), said("two", 3.0, end=3.5)])
+    assert one == Cue(0.0, 0.4 + LINGER, "one")
+    assert two == Cue(3.0, 3.5, "two")  # no longer than there is sound
+
+
+def test_a_word_that_is_too_long_is_a_subtitle_of_its_own():
+    long = "x" * (CUE_LETTERS + 1)
+    assert [cue.text for cue in cues([said(f"a {long} b")])] == ["a", long, "b"]
+
+
+def test_without_times_a_segment_is_a_subtitle():
+    untimed = Segment(2.0, 4.0, "all of it", -1.0, [], [Word(word, 0.9) for word in ("all", "of", "it")])
+    assert cues([said("one", 0.0), untimed]) == [Cue(0.0, 0.4 + LINGER, "one"), Cue(2.0, 4.0, "all of it")]
