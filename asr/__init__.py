@@ -22,7 +22,9 @@ def load(model: str | Path | None = None, device: str | None = None, **settings)
 
     "whisper:PATH" is another toolkit's checkpoint, as `asr.model.foreign` imports it.
     `settings` as in asr.decode.Recognizer: `options` (asr.decode.DecodeOptions), `language_model`, `ngram`,
-    `precision`, `batch_seconds`, `piece_seconds`, `attention_window`, `word_times`. Raises asr.model.folder.ModelError."""
+    `precision`, `batch_seconds`, `piece_seconds`, `attention_window`, `word_times`.
+
+    Raises asr.model.folder.ModelError."""
     from asr.decode.recognizer import Recognizer  # `import asr` itself loads nothing
 
     return Recognizer.load(model, device, **settings)
