@@ -11,7 +11,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import fail, load_model, progress_bar
+from asr.commands import cuts_path, fail, load_model, progress_bar
+from asr.formats import ctm_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-align", description="Times of the words of a transcribed corpus.")
     parser.add_argument("corpus", nargs="+", help="manifest (.jsonl), tar, cuts (.jsonl.gz), AN4 list, folder")
-    parser.add_argument("--out", type=Path, required=True, help="cuts to write (.jsonl.gz)")
+    parser.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
     parser.add_argument("--ctm", type=Path, help="file for the same times as CTM: utterance, 1, start, duration, word")
     parser.add_argument("--model", help="model folder with CTC (default: the model that ships)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
@@ -35,28 +36,32 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    if str(args.out) in args.corpus:
+        fail("asr.align", f"--out {args.out} is the corpus")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         from asr.corpus import open_corpus
 
+        for path in (args.out, args.ctm or args.out):
+            path.parent.mkdir(parents=True, exist_ok=True)
         recognizer = load_model(args.model, args.device, language_model=None, batch_seconds=args.batch_seconds)
         cuts = open_corpus(args.corpus)
         with progress_bar(sum(cut.duration for cut in cuts)) as advance:
             aligned = align_cuts(recognizer, cuts, advance)
-    except ValueError as error:
+        aligned.to_file(args.out)
+        words = [(cut.id, word) for cut in aligned for word in cut.supervisions[0].alignment["word"]]
+        if args.ctm:
+            lines = (ctm_line(name, word.start, word.end, word.symbol) for name, word in words)
+            args.ctm.write_text("".join(lines), encoding="utf-8")
+    except (ValueError, OSError) as error:
         fail("asr.align", error)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    aligned.to_file(args.out)
-    words = [(cut.id, word) for cut in aligned for word in cut.supervisions[0].alignment["word"]]
-    if args.ctm:
-        lines = (f"{name} 1 {word.start:.2f} {word.duration:.2f} {word.symbol}\n" for name, word in words)
-        args.ctm.write_text("".join(lines), encoding="utf-8")
     print(f"{args.out}: {len(aligned)} utterances, {len(words)} words")
 
 
 def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None) -> CutSet:
-    """The cuts with the times of their words, which the model's normaliser has normalised. What cannot be read, has no
-    transcript or is too short for it is reported by name and left out. `progress` is told the seconds done.
+    """The cuts with the times of their words, which the model's normaliser has normalised. What cannot be read, is
+    silent, has no transcript or is too short for it is reported by name and left out. `progress` is told the seconds
+    done.
 
     Raises ValueError where the model cannot take what was read or has no CTC, or nothing could be aligned."""
     from lhotse import CutSet
@@ -70,7 +75,7 @@ def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float],
         texts = [recognizer.model.normalize(cut.supervisions[0].text or "") for cut, _ in batch]
         for (cut, _), words in zip(batch, recognizer.align([sound for _, sound in batch], texts), strict=True):
             if not words:
-                skipped.add(cut.id, "too short for its transcript" if words is None else "no transcript")
+                skipped.add(cut.id, "silent, or too short for its transcript" if words is None else "no transcript")
                 continue
             items = [AlignmentItem(word.text, word.start, word.end - word.start) for word in words]
             cut.supervisions[0].alignment = {"word": items}

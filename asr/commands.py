@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -83,6 +84,13 @@ def progress_bar(seconds: float) -> Iterator[Callable[[float], None] | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=seconds)
         yield lambda done: bar.advance(task, done)
+
+
+def cuts_path(text: str) -> Path:
+    """The type of an option that names cuts to write."""
+    if not text.endswith(".jsonl.gz"):
+        raise argparse.ArgumentTypeError(f"{text}: cuts are written as .jsonl.gz")
+    return Path(text)
 
 
 def say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 FORMATS = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt", "ctm": ".ctm"}  # and their files' suffixes
 
-CUE_LETTERS = 84  # of a subtitle at most: two lines of 42
+CUE_LETTERS = 84  # of a subtitle at most: players show two lines of 42
 CUE_SECONDS = 7.0
 CUE_PAUSE = 0.7  # seconds without a word that end a subtitle
 LINGER = 0.3  # seconds that a subtitle stays after its last word was heard
@@ -92,7 +93,8 @@ def _srt(transcript: Transcript) -> str:
 
 
 def _vtt(transcript: Transcript) -> str:
-    return "\n".join(["WEBVTT\n", *(_lines(cue, ".") for cue in cues(transcript.segments))])
+    escaped = (cue._replace(text=html.escape(cue.text, quote=False)) for cue in cues(transcript.segments))
+    return "\n".join(["WEBVTT\n", *(_lines(cue, ".") for cue in escaped)])
 
 
 def _lines(cue: Cue, point: str) -> str:
@@ -100,9 +102,21 @@ def _lines(cue: Cue, point: str) -> str:
 
 
 def _ctm(transcript: Transcript) -> str:
-    name = Path(transcript.name).stem
-    words = [word for segment in transcript.segments for word in segment.words if word.start is not None]
-    return "".join(f"{name} 1 {w.start:.2f} {w.end - w.start:.2f} {w.text} {w.confidence:.4f}\n" for w in words)
+    """Words without times share out their segment."""
+    lines = []
+    for segment in transcript.segments:
+        step = (segment.end - segment.start) / max(1, len(segment.words))
+        for i, word in enumerate(segment.words):
+            start = segment.start + i * step if word.start is None else word.start
+            end = segment.start + (i + 1) * step if word.end is None else word.end
+            lines.append(ctm_line(Path(transcript.name).stem, start, end, word.text, word.confidence))
+    return "".join(lines)
+
+
+def ctm_line(name: str, start: float, end: float, word: str, confidence: float | None = None) -> str:
+    """Recording, channel, start, duration, word and confidence, apart by spaces, of which the name must have none."""
+    last = "" if confidence is None else f" {confidence:.4f}"
+    return f"{'_'.join(name.split())} 1 {start:.2f} {end - start:.2f} {word}{last}\n"
 
 
 def _clock(seconds: float, point: str) -> str:

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     is_text = recognizer.takes == "text"
     failed, files = _lines(args.files) if is_text else (False, _files(args.files, recognizer.takes))
     places = _places(files, args, is_text)
-    if args.format != "text" and recognizer.model.transformer.ctc:
+    if args.format != "text" and recognizer.model.transformer.ctc and not is_text:
         recognizer.word_times = True
     elif args.format == "ctm":
         fail("asr.transcribe", "--format ctm wants the times of words, and without CTC a model has none")
@@ -78,7 +78,13 @@ def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[P
     twice = next((place for place, count in Counter(places).items() if count > 1), None)
     if twice:
         fail("asr.transcribe", f"--out: several of the files would be written to {twice}")
-    args.out.mkdir(parents=True, exist_ok=True)
+    there = next((place for place in places if place.exists()), None)
+    if there:
+        fail("asr.transcribe", f"--out: {there} is there already")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail("asr.transcribe", f"--out: {error}")
     return places
 
 

@@ -38,7 +38,7 @@ def corpus(tmp_path):
 def test_every_word_has_its_time(corpus, capsys, caplog):
     align.main([str(corpus), "--out", str(corpus / "out" / "aligned.jsonl.gz"), "--ctm", str(corpus / "words.ctm")])
     assert "2 utterances, 22 words" in capsys.readouterr().out
-    assert "short: too short for its transcript" in caplog.text and "untold: no transcript" in caplog.text
+    assert "short: silent, or too short for its transcript" in caplog.text and "untold: no transcript" in caplog.text
     cuts = {cut.id: cut for cut in CutSet.from_file(corpus / "out" / "aligned.jsonl.gz")}
     now, later = (cuts[name].supervisions[0].alignment["word"] for name in ("now", "later"))
     assert [word.symbol for word in now] == TEXT.lower().strip(".").split()
@@ -68,6 +68,7 @@ def test_batches_do_not_change_the_times(corpus):
         (["--model", "nowhere"], "nowhere: not a model folder"),
         (["--device", "abacus"], "--device abacus"),
         (["--batch-seconds", "0"], "batch_seconds"),
+        (["--ctm", "now.wav/words.ctm"], "now.wav"),
     ],
 )
 def test_what_cannot_be_aligned_is_one_line(corpus, tiny_config, monkeypatch, capsys, options, message):
@@ -78,3 +79,10 @@ def test_what_cannot_be_aligned_is_one_line(corpus, tiny_config, monkeypatch, ca
         align.main([str(corpus), "--out", "out.jsonl.gz", *options])
     error = capsys.readouterr().err
     assert error.startswith("asr.align: ") and message in error and error.count("\n") == 1
+
+
+def test_the_corpus_is_not_overwritten(corpus, capsys):
+    path = str(corpus / "cuts.jsonl.gz")
+    with pytest.raises(SystemExit, match="2"):
+        align.main([path, "--out", path])
+    assert "is the corpus" in capsys.readouterr().err

@@ -146,6 +146,9 @@ def test_a_transcript_does_not_overwrite_another(files, capsys):
             transcribe.main([*sounds, "--model", str(files / "model"), *options])
         assert named in capsys.readouterr().err
     assert not (files / "out").exists()
+    with pytest.raises(SystemExit, match="2"):  # a.txt is the reference
+        transcribe.main([sounds[0], "--model", str(files / "model"), "--out", str(files)])
+    assert "a.txt is there already" in capsys.readouterr().err and (files / "a.txt").read_text() == "one two"
 
 
 def test_a_reader_that_has_enough_ends_the_command_without_a_word(files):

@@ -35,6 +35,16 @@ def test_ctm():
     assert lines[0] == "one 1 1.00 0.40 good 0.9000" and lines[-1] == "one 1 4.50 0.40 you 0.9000" and len(lines) == 5
 
 
+def test_ctms_columns_stay_apart_and_no_word_is_lost():
+    words = [Word(word, 0.5) for word in ("one", "two")]
+    untimed = Transcript("my talk.wav", "one two", 4.0, [Segment(1.0, 3.0, "one two", -1.0, [], words)])
+    assert write(untimed, "ctm") == "my_talk 1 1.00 1.00 one 0.5000\nmy_talk 1 2.00 1.00 two 0.5000\n"
+
+
+def test_vtt_is_escaped():
+    assert "\nAT&amp;T &lt;3\n" in write(Transcript("a", "", 5.0, [said("AT&T <3")]), "vtt")
+
+
 def test_json_has_the_times_of_words_where_there_are_any():
     word = json.loads(write(TALK, "json"))["segments"][1]["words"][0]
     assert word == {"word": "all", "confidence": 0.9, "start": 3.5, "end": 3.9}

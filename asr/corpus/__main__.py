@@ -4,7 +4,7 @@ python -m asr.corpus download PART... --out DIR                      parts of Li
 python -m asr.corpus prepare CORPUS... --out cuts.jsonl.gz           checks every file, writes Lhotse cuts
 python -m asr.corpus sample CUTS --utterances 100 --out some.jsonl.gz
 python -m asr.corpus split CUTS --speakers 5 --out dev.jsonl.gz --rest train.jsonl.gz
-python -m asr.corpus shard CORPUS... --out DIR                       shards, to be read from beginning to end
+python -m asr.corpus shard CORPUS... --out DIR                       a few large files instead of many small ones
 python -m asr.corpus splice CUTS --wav DIR --out spliced.jsonl.gz    new utterances from the words of these
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import logging
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import numpy as np
 from lhotse import CutSet, MonoCut
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
+from asr.commands import cuts_path, fail
 from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
@@ -79,9 +79,11 @@ def split(args: argparse.Namespace) -> None:
 def splice(args: argparse.Namespace) -> None:
     if not 0 < args.share <= 1 or args.copies < 1:
         raise ValueError(f"--share {args.share} lies above 0 and up to 1, --copies {args.copies} counts from 1")
+    if args.wav.exists():
+        raise ValueError(f"--wav {args.wav} is there already, and the sound in it may be another corpus'")
     cuts, rng = list(open_corpus(args.corpus)), random.Random(args.seed)
     spliced = (
-        _as_wav(f"{cut.id}-spliced{copy}", sound, text, cut.supervisions[0].speaker, args.wav)
+        _as_wav(f"{cut.id}-spliced{args.seed}-{copy}", sound, text, cut.supervisions[0].speaker, args.wav)
         for copy in range(1, args.copies + 1)
         for cut, text, sound in splicing.splice(cuts, args.share, rng)
     )
@@ -114,24 +116,24 @@ def main() -> None:
     sub.set_defaults(run=download)
     sub = commands.add_parser("prepare", help="check a corpus and write it as Lhotse cuts")
     sub.add_argument("corpus", nargs="+")
-    sub.add_argument("--out", type=Path, required=True, help="cuts to write (.jsonl.gz)")
+    sub.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
     sub.add_argument("--untranscribed", action="store_true", help="sound without transcripts will do")
     sub.add_argument("--wav", type=Path, help="folder for the decoded sound: reading it costs training next to nothing")
     sub.set_defaults(run=prepare)
     sub = commands.add_parser("sample", help="draw some utterances")
     sub.add_argument("corpus", nargs="+")
     sub.add_argument("--utterances", type=int, required=True)
-    sub.add_argument("--out", type=Path, required=True, help="cuts to write (.jsonl.gz)")
+    sub.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
     sub.add_argument("--seed", type=int, default=1)
     sub.set_defaults(run=sample)
     sub = commands.add_parser("split", help="split some speakers off")
     sub.add_argument("corpus")
     sub.add_argument("--speakers", type=int, required=True)
-    sub.add_argument("--out", type=Path, required=True, help="cuts of the speakers drawn")
-    sub.add_argument("--rest", type=Path, required=True, help="cuts of the others")
+    sub.add_argument("--out", type=cuts_path, required=True, help="cuts of the speakers drawn")
+    sub.add_argument("--rest", type=cuts_path, required=True, help="cuts of the others")
     sub.add_argument("--seed", type=int, default=1)
     sub.set_defaults(run=split)
-    sub = commands.add_parser("shard", help="write a corpus as shards (Lhotse Shar), for sequential reading")
+    sub = commands.add_parser("shard", help="write a corpus as shards (Lhotse Shar)")
     sub.add_argument("corpus", nargs="+")
     sub.add_argument("--out", type=Path, required=True, help="folder for the shards")
     sub.add_argument("--size", type=int, default=1000, help="utterances in each (default: 1000)")
@@ -140,7 +142,7 @@ def main() -> None:
     sub = commands.add_parser("splice", help="new utterances: words replaced by others of the same speaker")
     sub.add_argument("corpus", nargs="+", help="cuts with the times of their words (asr.align)")
     sub.add_argument("--wav", type=Path, required=True, help="folder for the sound")
-    sub.add_argument("--out", type=Path, required=True, help="cuts to write (.jsonl.gz)")
+    sub.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
     sub.add_argument("--share", type=float, default=0.5, help="of the words that are replaced (default: 0.5)")
     sub.add_argument("--copies", type=int, default=1, help="of each utterance, each with words of its own (default: 1)")
     sub.add_argument("--seed", type=int, default=1)
@@ -149,9 +151,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         args.run(args)
-    except ValueError as error:
-        print(f"asr.corpus: {error}", file=sys.stderr)
-        sys.exit(2)
+    except (ValueError, OSError) as error:
+        fail("asr.corpus", error)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A corpus as shards: large trainings read them from beginning to end instead of hopping about among millions of files.
+"""A corpus as shards: large trainings have a few tars open at a time instead of hopping about among millions of files.
 
 A folder has the shards in `shar` (Lhotse Shar: `cuts.000000.jsonl.gz` with `recording.000000.tar` and so on) and beside
 them `index.jsonl.gz`, which says where in them each utterance lies. With it the folder may also be a URL (fsspec reads
@@ -7,22 +7,23 @@ it). Shards that Lhotse has written have no index; their tars are gone through.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import soundfile
-from fsspec.core import url_to_fs
 from lhotse import AudioSource, CutSet, MonoCut, Recording
 from lhotse.serialization import deserialize_item
 from lhotse.shar import JsonlShardWriter, TarWriter
 from lhotse.utils import fastcopy
 
 from asr.audio.reading import SAMPLE_RATE
-from asr.corpus.utterances import input_kind, iterate
+from asr.corpus.utterances import fetch, input_kind, iterate
 
 INDEX, SHARDS = "index.jsonl.gz", "shar"
 PLACE = ("tar_offset", "tar_size", "shard")
@@ -32,10 +33,12 @@ def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
     """Writes the sound (16-bit flac at 16 kHz) and the metadata of the cuts, `size` utterances to a shard; what cannot
     be read is reported by name and left out. The cuts of the shards.
 
-    Raises ValueError where the folder has shards already, a cut is no sound, or none can be read."""
-    inside = folder / SHARDS
-    if inside.exists():
-        raise ValueError(f"{inside} is there already")
+    The shards are there when all are written. Raises ValueError where the folder has some already, a cut is no sound,
+    or none can be read."""
+    if (folder / SHARDS).exists():
+        raise ValueError(f"{folder / SHARDS} is there already")
+    inside = folder / f"{SHARDS}.new"
+    shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir(parents=True)
     tars = TarWriter(f"{inside}/recording.%06d.tar", size)
     metadata = JsonlShardWriter(f"{inside}/cuts.%06d.jsonl.gz", size)
@@ -54,7 +57,8 @@ def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
         raise ValueError(f"{folder}: no utterance could be read")
     index = CutSet.from_cuts(_index(inside, f"{SHARDS}/")).to_eager()
     index.to_file(folder / INDEX)
-    return index
+    inside.rename(folder / SHARDS)
+    return read_shards(folder)
 
 
 def is_shards(path: str | Path) -> bool:
@@ -67,26 +71,33 @@ def read_shards(folder: str | Path) -> CutSet:
     if "://" not in folder and not (Path(folder) / INDEX).is_file():
         return CutSet.from_cuts(_index(Path(folder), f"{folder}/")).to_eager()
     path = f"{folder}/{INDEX}"
+    with _named(path):
+        packed = fetch(path) if "://" in folder else Path(path).read_bytes()
+        cuts = [deserialize_item(json.loads(line)) for line in gzip.decompress(packed).splitlines()]
+        for cut in cuts:
+            source = cut.recording.sources[0]
+            source.source = cut.custom["shard"] = f"{folder}/{source.source}"
+        return CutSet.from_cuts(cuts)
+
+
+@contextlib.contextmanager
+def _named(path: str | Path) -> Iterator[None]:
+    """Whatever a damaged file leads to is a ValueError that names it."""
     try:
-        files, name = url_to_fs(path)
-        cuts = [deserialize_item(json.loads(line)) for line in gzip.decompress(files.cat_file(name)).splitlines()]
-    except (OSError, ImportError, EOFError, ValueError) as error:
+        yield
+    except Exception as error:
         raise ValueError(f"{path}: cannot be read ({error or type(error).__name__})") from None
-    for cut in cuts:
-        source = cut.recording.sources[0]
-        source.source = cut.custom["shard"] = f"{folder}/{source.source}"
-    return CutSet.from_cuts(cuts)
 
 
 def _index(folder: Path, prefix: str) -> Iterator[MonoCut]:
     """The cuts of all shards in a folder, with their tars (named after `prefix`) and where in them their sound lies."""
     for path in sorted(folder.glob("recording.*.tar")):
-        try:
-            with tarfile.open(path, "r:") as tar:
-                sounds = {m.name.rpartition(".")[0]: m for m in tar if not m.name.endswith((".json", ".nodata"))}
-        except tarfile.TarError as error:
-            raise ValueError(f"{path}: not an uncompressed tar ({error})") from None
-        for cut in CutSet.from_file(path.with_name(path.name.replace("recording", "cuts", 1)).with_suffix(".jsonl.gz")):
+        metadata = path.with_name(path.name.replace("recording", "cuts", 1)).with_suffix(".jsonl.gz")
+        with _named(path), tarfile.open(path, "r:") as tar:
+            sounds = {m.name.rpartition(".")[0]: m for m in tar if not m.name.endswith((".json", ".nodata"))}
+        with _named(metadata):
+            cuts = list(CutSet.from_file(metadata))
+        for cut in cuts:
             if cut.id not in sounds:
                 raise ValueError(f"{path}: the sound of {cut.id} is not in it")
             name = prefix + path.name

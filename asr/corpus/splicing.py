@@ -1,7 +1,9 @@
 """New utterances from the words of old ones: some words of an utterance give way to others that the same speaker has
 said, in the sound and in the transcript alike (Lam et al. 2021, "On-the-fly aligned data augmentation for
-sequence-to-sequence ASR"). Words are drawn by how often they stand beside their neighbours elsewhere; a word that runs
-into those beside it stays. A decoder that sees words in ever new order cannot learn the training set by heart."""
+sequence-to-sequence ASR"). Words are drawn by how often they stand beside their neighbours in other utterances; a word
+that runs into those beside it stays. A decoder that sees words in ever new order cannot learn the training set by
+heart.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ import numpy as np
 from lhotse import MonoCut
 
 from asr.audio.reading import SAMPLE_RATE
-from asr.corpus.utterances import input_kind, read_cut
+from asr.corpus.utterances import input_kind, iterate, read_cut
 
 EDGE = ""  # stands before the first word and after the last
 WINDOW = SAMPLE_RATE // 50  # samples over which loudness is measured
@@ -38,52 +40,76 @@ class Spoken(NamedTuple):
 
 
 def splice(cuts: Iterable[MonoCut], share: float, rng: random.Random) -> Iterator[tuple[MonoCut, str, np.ndarray]]:
-    """Each cut with a transcript and samples `(N,)` in which each word that stands apart was replaced with
-    probability `share`.
+    """Each cut with a transcript and samples `(N,)` in which each word that stands apart was drawn anew with
+    probability `share`; what cannot be read is reported by name and left out.
 
-    Raises ValueError for a cut without sound or without the times of its words (`asr.align`)."""
+    Raises ValueError for a cut without sound, without a speaker or without the times of its words (`asr.align`)."""
     read = lru_cache(KEPT)(lambda name: read_cut(by_name[name]))
-    by_name, utterances, words_of, pairs = {}, [], defaultdict(list), Counter()
-    for cut in cuts:
+    by_name: dict[str, MonoCut] = {}
+    utterances: list[list[Spoken]] = []
+    pairs: Counter[tuple[str, str]] = Counter()
+    said: dict[str, dict[str, list[Spoken]]] = defaultdict(lambda: defaultdict(list))  # by speaker and by word
+    for cut, samples in iterate(cuts):
+        words = _words(cut, samples)
         by_name[cut.id] = cut
-        utterance = _words(cut, read)
-        utterances.append(utterance)
-        pairs.update(pairwise([EDGE, *(word.text for word in utterance), EDGE]))
-        words_of[cut.supervisions[0].speaker].extend(word for word in utterance if word.apart)
-    for utterance in utterances:
-        cut = utterance[0].cut
-        choice = words_of[cut.supervisions[0].speaker]
-        words: list[Spoken] = []
-        for i, word in enumerate(utterance):
+        utterances.append(words)
+        pairs.update(_pairs(words))
+        for word in words:
+            if word.apart:
+                said[cut.supervisions[0].speaker][word.text].append(word)
+    for words in utterances:
+        cut = words[0].cut
+        others, choice = pairs - Counter(_pairs(words)), said[cut.supervisions[0].speaker]
+        drawn: list[Spoken] = []
+        for i, word in enumerate(words):
             if word.apart and rng.random() < share:
-                before = words[-1].text if words else EDGE
-                after = utterance[i + 1].text if i + 1 < len(utterance) else EDGE
-                likely = [(UNSEEN + pairs[before, w.text]) * (UNSEEN + pairs[w.text, after]) for w in choice]
-                word = rng.choices(choice, likely)[0]
-            words.append(word)
-        sound = read(cut.id)
-        parts = [sound[: utterance[0].first]]
-        parts += [read(word.cut.id)[word.first : word.end] for word in words]
-        parts.append(sound[utterance[-1].end :])
-        yield cut, " ".join(word.text for word in words), join(parts)
+                before = drawn[-1].text if drawn else EDGE
+                after = words[i + 1].text if i + 1 < len(words) else EDGE
+                likely = [
+                    len(spoken) * (UNSEEN + others[before, text]) * (UNSEEN + others[text, after])
+                    for text, spoken in choice.items()
+                ]
+                [spoken] = rng.choices(list(choice.values()), likely)
+                word = rng.choice(spoken)
+            drawn.append(word)
+        samples = read(cut.id)
+        edge = Spoken(EDGE, cut, 0, words[0].first, False), Spoken(EDGE, cut, words[-1].end, len(samples), False)
+        pieces = [read(name)[first:end] for name, first, end in _runs([edge[0], *drawn, edge[1]])]
+        yield cut, " ".join(word.text for word in drawn), join(pieces)
 
 
-def join(parts: list[np.ndarray]) -> np.ndarray:
-    """Samples `(N,)` of all parts, one after the other, each faded over into the next."""
-    parts = [part for part in parts if len(part) > 2 * FADE]
-    if not parts:
+def _pairs(words: list[Spoken]) -> Iterator[tuple[str, str]]:
+    return pairwise([EDGE, *(word.text for word in words), EDGE])
+
+
+def _runs(words: list[Spoken]) -> Iterator[tuple[str, int, int]]:
+    """The stretches of sound that the words are made of: utterance, first sample and end; neighbours stay in one."""
+    name, first, end = words[0].cut.id, words[0].first, words[0].end
+    for word in words[1:]:
+        if word.cut.id == name and word.first == end:
+            end = word.end
+            continue
+        yield name, first, end
+        name, first, end = word.cut.id, word.first, word.end
+    yield name, first, end
+
+
+def join(pieces: list[np.ndarray]) -> np.ndarray:
+    """Samples `(N,)` of all pieces, one after the other, each faded over into the next."""
+    pieces = [piece for piece in pieces if len(piece) > 2 * FADE]
+    if not pieces:
         return np.zeros(0, np.float32)
     up = np.linspace(0, 1, FADE, dtype=np.float32)
-    joined = np.zeros(sum(map(len, parts)) - FADE * (len(parts) - 1), np.float32)
+    joined = np.zeros(sum(map(len, pieces)) - FADE * (len(pieces) - 1), np.float32)
     place = 0
-    for i, part in enumerate(parts):
-        part = part.copy()
+    for i, piece in enumerate(pieces):
+        faded = piece.copy()
         if i:
-            part[:FADE] *= up
-        if i < len(parts) - 1:
-            part[-FADE:] *= up[::-1]
-        joined[place : place + len(part)] += part
-        place += len(part) - FADE
+            faded[:FADE] *= up
+        if i < len(pieces) - 1:
+            faded[-FADE:] *= up[::-1]
+        joined[place : place + len(faded)] += faded
+        place += len(faded) - FADE
     return joined
 
 
@@ -96,12 +122,13 @@ def quietest(samples: np.ndarray, first: int, end: int) -> int:
     return first + int(np.argmin(energy[WINDOW:] - energy[:-WINDOW])) + WINDOW // 2
 
 
-def _words(cut: MonoCut, read) -> list[Spoken]:
+def _words(cut: MonoCut, samples: np.ndarray) -> list[Spoken]:
     """The words of a cut, each from the quietest place before it to the quietest after it."""
     items = (cut.supervisions[0].alignment or {}).get("word")
     if input_kind(cut) != "sound" or not items:
         raise ValueError(f"{cut.id}: the times of its words are not known (asr.align finds them)")
-    samples = read(cut.id)
+    if not cut.supervisions[0].speaker:
+        raise ValueError(f"{cut.id}: its speaker is not known, and words are of one voice")
     reaches = [min(REACH, item.duration / 2) for item in items]
     ends = [0.0, *(item.end - reach for item, reach in zip(items, reaches, strict=True))]
     starts = [*(item.start + reach for item, reach in zip(items, reaches, strict=True)), len(samples) / SAMPLE_RATE]

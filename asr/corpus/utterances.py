@@ -1,14 +1,15 @@
 """One utterance is one Lhotse cut: making it from a source, checking it, reading its sound, its matrix or its text.
 
 Sound inside an uncompressed tar is read at its place there: `tar_offset` and `tar_size` in the cut's custom fields. The
-tar may be a URL; `shard` names one that is read from beginning to end. A feature matrix has no recording; its path is
-the custom field `matrix`, beside its `width`. Nor has a text that is to be written as another: that is the custom field
-`source`.
+tar may be a URL; `shard` names one whose utterances training keeps together. A feature matrix has no recording; its
+path is the custom field `matrix`, beside its `width`. Nor has a text that is to be written as another: that is the
+custom field `source`.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from asr.audio.reading import (
     read_duration,
     read_matrix,
 )
+
+TRIES, PATIENCE = 3, 1.0  # of reading a URL, and the seconds in between
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +103,11 @@ def read_cut(cut: MonoCut) -> np.ndarray | str:
     else:
         samples = read_audio(path)
     first, last = round(cut.start * SAMPLE_RATE), round(cut.end * SAMPLE_RATE)
-    return samples[first : max(last, first)] if first or last < len(samples) - SAMPLE_RATE // 10 else samples
+    if first or last < len(samples) - SAMPLE_RATE // 10:
+        samples = samples[first:last]
+    if not len(samples):
+        raise AudioError(f"{path}: no sound in it from {cut.start:.2f} to {cut.end:.2f} s")
+    return samples
 
 
 def iterate(cuts: Iterable[MonoCut]) -> Iterator[tuple[MonoCut, np.ndarray | str]]:
@@ -162,19 +169,32 @@ def _make_cut(utterance: Utterance) -> MonoCut:
     )
 
 
+def fetch(url: str, first: int | None = None, end: int | None = None) -> bytes:
+    """The bytes of a URL, or those from `first` to before `end`. Raises AudioError where it fails `TRIES` times."""
+    for left in reversed(range(TRIES)):
+        try:
+            files, name = url_to_fs(url)
+            data = files.cat_file(name, start=first, end=end)
+            break
+        except Exception as error:  # each kind of store has errors of its own
+            if not left or isinstance(error, FileNotFoundError | ImportError):
+                raise AudioError(f"{url}: {error or type(error).__name__}") from None
+            time.sleep(PATIENCE)
+    if end is not None and len(data) > end - first:
+        raise AudioError(f"{url}: the server gives no parts of a file")
+    return data
+
+
 def _tar_member(path: str | Path, offset: int, size: int) -> bytes:
-    try:
-        if "://" in str(path):
-            files, name = url_to_fs(str(path))
-            data = files.cat_file(name, start=offset, end=offset + size)
-        else:
+    if "://" in str(path):
+        data = fetch(str(path), offset, offset + size)
+    else:
+        try:
             with open(path, "rb") as file:
                 file.seek(offset)
                 data = file.read(size)
-    except OSError as error:
-        raise AudioError(f"{path}: {error.strerror or error}") from None
-    if len(data) > size:
-        raise AudioError(f"{path}: the server gives no parts of a file")
+        except OSError as error:
+            raise AudioError(f"{path}: {error.strerror}") from None
     if len(data) < size:
         raise AudioError(f"{path}: the tar ends in the middle of a file")
     return data

@@ -248,17 +248,22 @@ class Recognizer:
     @torch.inference_mode()
     def align(self, inputs: list[np.ndarray], transcripts: list[str]) -> list[list[TimedWord] | None]:
         """When each word of the transcripts of a batch is said: samples `(N,)` at 16 kHz or matrices `(T, d)` and their
-        texts, normalised. A word lasts from where CTC hears its first token to where it hears its last. None where the
-        model has too few frames for a text.
+        texts, normalised. A word lasts from where CTC hears its first token to where it hears its last. None where an
+        input is silent or has too few frames for its text.
 
-        Raises ValueError for a model without CTC."""
-        if not self.model.transformer.ctc:
-            raise ValueError("words are found in time by CTC, and this model has none")
+        Raises ValueError for a model without CTC, or one that reads text."""
+        if not self.model.transformer.ctc or self.takes == "text":
+            raise ValueError("words are found in time by CTC, and this model has none or reads text")
         memory, memory_lens = self.model.transformer.encoder(*self.features(inputs))
         tokens = [self.model.tokenizer.encode(text) for text in transcripts]
         spans = ctc_alignments(self.model.transformer.ctc_log_probs(memory), memory_lens, tokens)
-        pairs = zip(tokens, spans, strict=True)
-        return [None if span is None else timed_words(self.model, row, span) for row, span in pairs]
+        found = []
+        for text, row, span in zip(transcripts, tokens, spans, strict=True):
+            words = None if span is None else timed_words(self.model, row, span)
+            if words and len(words) == len(text.split()):  # a token may stand for a letter that the vocabulary lacks
+                words = [replace(word, text=said) for word, said in zip(words, text.split(), strict=True)]
+            found.append(words)
+        return found
 
     @torch.inference_mode()
     def features(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.sent = 0
+        self.failures = 0  # requests that are to fail
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -27,6 +28,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         content = self.server.files.get(self.path)
+        if self.server.failures:
+            self.server.failures -= 1
+            return self.send_error(503) if self.server.failures % 2 else self.connection.close()
         if content is None:
             return self.send_error(404)
         wanted = self.headers.get("Range") if self.parts else None

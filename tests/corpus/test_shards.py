@@ -105,12 +105,52 @@ def test_workers_read_by_url_what_their_parent_opened(cuts, tmp_path, server):
         np.testing.assert_array_equal(sound, read_cut(cut))
 
 
-@pytest.mark.parametrize("content", [None, b"no gzip", gzip.compress(b"no JSON")])
+@pytest.mark.parametrize("content", [None, b"no gzip", *map(gzip.compress, (b"no JSON", b"{}", b"[1]"))])
 def test_a_url_without_an_index_is_one_line(server, content):
     if content:
         server.files["/index.jsonl.gz"] = content
     with pytest.raises(ValueError, match=r"/index\.jsonl\.gz: cannot be read"):
         open_corpus(server.url)
+
+
+@pytest.mark.parametrize("failures", [2, 9])
+def test_a_server_in_trouble_is_asked_again_and_then_given_up(cuts, tmp_path, server, monkeypatch, failures):
+    monkeypatch.setattr("asr.corpus.utterances.PATIENCE", 0.01)
+    [cut, *_] = write_shards(cuts, tmp_path / "shards", size=7)
+    server.files["/recording.tar"] = (tmp_path / "shards" / "shar" / "recording.000000.tar").read_bytes()
+    cut.recording.sources[0].source = f"{server.url}/recording.tar"
+    server.failures = failures  # 503, and connections that break off
+    if failures < 3:  # of a connection that breaks off, aiohttp asks once more by itself
+        np.testing.assert_array_equal(read_cut(cut), read_cut(cuts[0]))
+    else:
+        assert not list(iterate([cut]))  # left out, by name
+
+
+@pytest.mark.parametrize(("name", "content"), [("cuts.000000.jsonl.gz", None), ("recording.000000.tar", b"no tar")])
+def test_damaged_shards_are_one_line(cuts, tmp_path, name, content):
+    write_shards(cuts, tmp_path / "shards", size=7)
+    path = tmp_path / "shards" / "shar" / name
+    path.write_bytes(content) if content else path.unlink()
+    with pytest.raises(ValueError, match=f"{name}: cannot be read"):
+        open_corpus(path.parent)
+
+
+def test_shards_that_were_not_finished_are_written_anew(cuts, tmp_path):
+    def broken():
+        yield from cuts[:4]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_shards(broken(), tmp_path / "shards", size=3)
+    assert not (tmp_path / "shards" / "shar").exists()
+    assert len(write_shards(cuts, tmp_path / "shards", size=3)) == 7
+    assert [path.name for path in (tmp_path / "shards").glob("shar*")] == ["shar"]
+
+
+def test_an_utterance_beyond_its_file_is_left_out(cuts, caplog):
+    cuts[1].start = 5.0
+    assert len(list(iterate(cuts))) == 6
+    assert "chapter/u1.x" in caplog.text and "no sound in it" in caplog.text
 
 
 def test_a_server_that_sends_whole_files_is_refused(cuts, tmp_path, server, monkeypatch):

@@ -1,4 +1,5 @@
 import random
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from lhotse.supervision import AlignmentItem
 from asr.audio.reading import SAMPLE_RATE, read_audio, write_wav
 from asr.corpus import Utterance, make_cuts, open_corpus
 from asr.corpus.__main__ import main
-from asr.corpus.splicing import FADE, join, quietest, splice
+from asr.corpus.splicing import FADE, Spoken, _runs, join, quietest, splice
 
 PITCH = {"low": 200.0, "middle": 800.0, "high": 3200.0}
 
@@ -62,8 +63,24 @@ def test_without_a_replacement_the_sound_is_what_it_was(spoken):
     cuts = spoken("low high middle")
     [(cut, text, samples)] = splice(cuts, 0.0, random.Random(0))
     assert text == "low high middle"
-    original = read_audio(cut.recording.sources[0].source)
-    assert heard(samples) == text and abs(len(samples) - len(original)) <= 5 * FADE
+    np.testing.assert_array_equal(samples, read_audio(cut.recording.sources[0].source))
+
+
+def test_words_that_were_neighbours_are_not_cut_apart(spoken):
+    one, other = spoken("low", "high")
+    words = [(one, 0, 5), (one, 5, 9), (other, 2, 4), (one, 9, 20), (one, 30, 40)]
+    runs = list(_runs([Spoken("low", cut, first, end, True) for cut, first, end in words]))
+    assert runs == [("u0", 0, 9), ("u1", 2, 4), ("u0", 9, 20), ("u0", 30, 40)]
+
+
+def test_a_share_of_one_changes_nearly_all_words(spoken):
+    cuts = spoken(*(" ".join(order) for order in permutations(PITCH)))
+    changed, total = 0, 0
+    for seed in range(20):
+        for cut, text, _ in splice(cuts, 1.0, random.Random(seed)):
+            changed += sum(a != b for a, b in zip(text.split(), cut.supervisions[0].text.split(), strict=True))
+            total += 3
+    assert 0.5 < changed / total < 0.8  # of three words each is drawn with about the same probability
 
 
 def test_speakers_keep_to_their_own_words(spoken):
@@ -86,6 +103,20 @@ def test_words_that_run_into_each_other_stay_where_they_are(spoken):
     for seed in range(5):
         [(_, text, _)] = splice(cuts, 1.0, random.Random(seed))
         assert text == "low middle high"
+
+
+def test_without_a_speaker_there_is_no_voice(spoken):
+    cuts = spoken("low high")
+    cuts[0].supervisions[0].speaker = None
+    with pytest.raises(ValueError, match="u0: its speaker is not known"):
+        next(splice(cuts, 0.5, random.Random(0)))
+
+
+def test_what_cannot_be_read_is_left_out(spoken, tmp_path, caplog):
+    cuts = spoken("low high", "middle low")
+    (tmp_path / "u0.wav").write_bytes(b"")
+    assert [cut.id for cut, *_ in splice(cuts, 0.5, random.Random(0))] == ["u1"]
+    assert "u0" in caplog.text
 
 
 def test_joined_sounds_fade_into_each_other():
@@ -114,7 +145,7 @@ def test_on_the_command_line(tmp_path, spoken, monkeypatch, capsys):
     main()
     assert "6 utterances" in capsys.readouterr().out
     cuts = open_corpus("spliced.jsonl.gz")
-    assert {cut.id for cut in cuts} == {f"u{i}-spliced{copy}" for i in range(2) for copy in (1, 2, 3)}
+    assert {cut.id for cut in cuts} == {f"u{i}-spliced1-{copy}" for i in range(2) for copy in (1, 2, 3)}
     for cut in cuts:
         assert cut.supervisions[0].speaker == "a"
         assert heard(read_audio(cut.recording.sources[0].source)) == cut.supervisions[0].text
@@ -127,6 +158,7 @@ def test_on_the_command_line(tmp_path, spoken, monkeypatch, capsys):
         (["--share", "1.5"], "--share 1.5"),
         (["--copies", "0"], "--copies 0"),
         ([], "u0: the times of its words are not known"),
+        (["--wav", "."], "--wav . is there already"),
     ],
 )
 def test_what_cannot_be_spliced_is_one_line(tmp_path, spoken, monkeypatch, capsys, options, message):

@@ -81,7 +81,7 @@ def test_shards_are_shuffled_as_a_whole(data, tmp_path):
     assert shards[0] != shards[1] != shards[2]
 
 
-def test_batches_from_shards_are_those_from_files(data, tmp_path):
+def test_shards_have_the_utterances_of_the_files(data, tmp_path):
     write_shards(data.train_cuts, tmp_path / "shards", size=7)
     batches = {}
     for name, cuts in (("files", data.train_cuts), ("shards", open_corpus(tmp_path / "shards"))):
