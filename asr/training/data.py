@@ -99,6 +99,8 @@ class SoundData(ResumableData):
 
     def _train_sampler(self, **ranks: int) -> CutSampler:
         seconds, utterances = map(list, zip(*self.buckets, strict=True))
+        if len(seconds) == 1:
+            return SimpleCutSampler(self.train_cuts, max_cuts=utterances[0], shuffle=True, seed=self.seed, **ranks)
         constraint = FixedBucketBatchSizeConstraint(seconds, utterances)
         return BucketSampler(self.train_cuts, self.seed, constraint=constraint, duration_bins=seconds[:-1], **ranks)
 
