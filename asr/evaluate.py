@@ -14,7 +14,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import add_decoding_options, fail, load_recognizer, progress_bar
+from asr.commands import add_decoding_options, fail, load_recognizer, progress_bar, say
 
 if TYPE_CHECKING:
     from lhotse import CutSet
@@ -44,19 +44,19 @@ def main(argv: list[str] | None = None) -> None:
     if figures is None:
         return
     if args.json:
-        print(json.dumps(figures))
+        say(json.dumps(figures) + "\n")
         return
     for name, unit in (("WER", "words"), ("CER", "characters")):
         f = figures[unit]
         errors = f"{f['substitutions']} substitutions, {f['deletions']} deletions, {f['insertions']} insertions"
         bounds = ", {:.1f} to {:.1f}".format(*f["interval"]) if "interval" in f else ""
-        print(f"{name} {f['rate']:.2f} %{bounds} ({errors} in {f['total']} {unit})")
-    print(f"SER {figures['sentences']:.2f} % (of the utterances something is wrong)")
+        say(f"{name} {f['rate']:.2f} %{bounds} ({errors} in {f['total']} {unit})\n")
+    say(f"SER {figures['sentences']:.2f} % (of the utterances something is wrong)\n")
     seconds, took = figures["seconds"], figures["decoding_seconds"]
     speed = f"{took:.1f} s"
     if recognizer.takes == "sound":
         speed = f"{seconds:.0f} s of sound in {speed}, {seconds / took:.0f} x real time"
-    print(f"{figures['utterances']} utterances, {speed}")
+    say(f"{figures['utterances']} utterances, {speed}\n")
 
 
 def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> dict | None:
