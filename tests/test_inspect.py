@@ -9,7 +9,7 @@ import pytest
 
 from asr import inspect
 from asr.resources import resource
-from tests.test_commands import files, run  # noqa: F401 (a fixture)
+from tests.test_commands import call, files  # noqa: F401 (a fixture)
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -40,7 +40,7 @@ window.addEventListener("load", () => {
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     out = tmp_path_factory.mktemp("page") / "page.html"
-    done = run("asr.inspect", resource("data", "samples", "corner.flac"), "--out", out)
+    done = call("asr.inspect", resource("data", "samples", "corner.flac"), "--out", out)
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode() == f"{out}: a man with a black dog was standing at the corner\n"
     return out
@@ -91,6 +91,6 @@ def test_a_silent_recording_has_a_page_too(files, tmp_path):  # noqa: F811
     import soundfile
 
     soundfile.write(tmp_path / "silence.wav", np.zeros(16000), 16000)
-    done = run("asr.inspect", tmp_path / "silence.wav", "--model", files / "model", "--out", tmp_path / "page.html")
+    done = call("asr.inspect", tmp_path / "silence.wav", "--model", files / "model", "--out", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
     assert "nothing was heard" in (tmp_path / "page.html").read_text()

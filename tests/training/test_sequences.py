@@ -15,7 +15,7 @@ from asr.decode import DecodeOptions
 from asr.decode.observation import observe
 from asr.decode.scoring import character_errors, transcribe_cuts
 from asr.training.run import train
-from tests.test_commands import run
+from tests.test_commands import call, run
 from tests.training.test_training import corpus, options, trained  # noqa: F401 (fixtures)
 
 PAIRS = [("one", "un"), ("two", "deux"), ("three", "trois"), ("four", "quatre"), ("five", "cinq")]
@@ -72,11 +72,11 @@ def test_text_is_translated_by_the_same_trainer_and_search(translator):
 def test_lines_of_text_become_lines_of_text(translator):
     folder, model, _ = translator
     (folder / "lines.txt").write_text("two\nfour five\n")
-    done = run("asr.transcribe", "--model", model, folder / "lines.txt")
+    done = call("asr.transcribe", "--model", model, folder / "lines.txt")
     assert done.stdout.decode().splitlines() == ["deux", "quatre cinq"], done.stderr
     piped = run("asr.transcribe", "--model", model, "-", input=b"three\n")
     assert piped.stdout.decode() == "trois\n"
-    scored = run("asr.evaluate", folder / "dev.jsonl", "--model", model).stdout.decode()
+    scored = call("asr.evaluate", folder / "dev.jsonl", "--model", model).stdout.decode()
     assert "SER" in scored and "30 utterances" in scored and "sound" not in scored
 
 
@@ -94,7 +94,7 @@ def test_matrices_whose_labels_are_as_fast_as_their_frames(tmp_path):
     recognizer = asr.load(model)
     done = transcribe_cuts(recognizer, open_corpus(tmp_path / "dev"))
     assert character_errors(done.references, done.hypotheses).rate < 10
-    heard = run("asr.transcribe", "--model", model, tmp_path / "dev")  # a folder of matrices
+    heard = call("asr.transcribe", "--model", model, tmp_path / "dev")  # a folder of matrices
     assert len(heard.stdout.splitlines()) == 20
 
 
@@ -211,4 +211,4 @@ def test_inside_a_text_model_tokens_stand_against_tokens(translator):
     (axes,) = plots.cross_attention(observation, 1, 1).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == list("three_one")
     (folder / "blank.txt").write_text("two\n\nfive\n")
-    assert run("asr.transcribe", "--model", model, folder / "blank.txt").stdout.decode() == "deux\n\ncinq\n"
+    assert call("asr.transcribe", "--model", model, folder / "blank.txt").stdout.decode() == "deux\n\ncinq\n"
