@@ -90,12 +90,10 @@ def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float],
 
 def _batches(recognizer: Recognizer, cuts: CutSet) -> Iterator[list[tuple[MonoCut, np.ndarray]]]:
     """The cuts with their sound, those of about the same length together."""
-    from asr.corpus import input_kind, iterate
+    from asr.decode.scoring import iterate_for
 
     batch: list[tuple[MonoCut, np.ndarray]] = []
-    for cut, sound in iterate(sorted(cuts, key=lambda cut: cut.duration)):
-        if input_kind(cut) != recognizer.takes:
-            raise ValueError(f"{cut.id}: this is {input_kind(cut)}, and the model takes {recognizer.takes}")
+    for cut, sound in iterate_for(recognizer, sorted(cuts, key=lambda cut: cut.duration)):
         if batch and (len(batch) + 1) * cut.duration > recognizer.batch_seconds:
             yield batch
             batch = []

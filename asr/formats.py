@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from asr.decode import Segment, Transcript
 
-FORMATS = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt", "ctm": ".ctm"}  # and their files' suffixes
-
 CUE_LETTERS = 84  # of a subtitle at most: players show two lines of 42
 CUE_SECONDS = 7.0
 CUE_PAUSE = 0.7  # seconds without a word that end a subtitle
@@ -29,7 +27,7 @@ class Cue(NamedTuple):
 
 def write(transcript: Transcript, form: str) -> str:
     """The transcript in one of `FORMATS`, with the end of its last line."""
-    return {"text": _text, "json": _json, "srt": _srt, "vtt": _vtt, "ctm": _ctm}[form](transcript)
+    return FORMATS[form](transcript)
 
 
 def cues(segments: list[Segment]) -> list[Cue]:
@@ -64,12 +62,11 @@ def _text(transcript: Transcript) -> str:
 
 def _json(transcript: Transcript) -> str:
     if transcript.error:
-        description = {"file": transcript.name, "error": transcript.error}
+        known = {"error": transcript.error}
     else:
         segments = [_segment(segment) for segment in transcript.segments]
-        description = {"file": transcript.name, "text": transcript.text, "duration": round(transcript.duration, 3)}
-        description["segments"] = segments
-    return json.dumps(description, ensure_ascii=False) + "\n"
+        known = {"text": transcript.text, "duration": round(transcript.duration, 3), "segments": segments}
+    return json.dumps({"file": transcript.name, **known}, ensure_ascii=False) + "\n"
 
 
 def _segment(segment: Segment) -> dict:
@@ -122,3 +119,6 @@ def ctm_line(name: str, start: float, end: float, word: str, confidence: float |
 def _clock(seconds: float, point: str) -> str:
     minutes, milliseconds = divmod(round(1000 * seconds), 60_000)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{milliseconds // 1000:02d}{point}{milliseconds % 1000:03d}"
+
+
+FORMATS = {"text": _text, "json": _json, "srt": _srt, "vtt": _vtt, "ctm": _ctm}

@@ -74,7 +74,8 @@ def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[P
             fail("asr.transcribe", f"--format {args.format} of several files wants a folder for them: --out DIR")
         return [None] * len(files)
     places = [args.out / ("stdin" if file == "-" else Path(file).stem) for file in files]
-    places = [place.with_name(place.name + FORMATS[args.format]) for place in places]
+    suffix = ".txt" if args.format == "text" else f".{args.format}"
+    places = [place.with_name(place.name + suffix) for place in places]
     twice = next((place for place, count in Counter(places).items() if count > 1), None)
     if twice:
         fail("asr.transcribe", f"--out: several of the files would be written to {twice}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -88,6 +88,14 @@ class Transcribed:
     seconds: float  # that it took
 
 
+def iterate_for(recognizer: Recognizer, cuts: Iterable[MonoCut]) -> Iterator[tuple[MonoCut, np.ndarray | str]]:
+    """`asr.corpus.iterate`; raises ValueError for a cut of another kind than the model takes."""
+    for cut, sound in iterate(cuts):
+        if input_kind(cut) != recognizer.takes:
+            raise ValueError(f"{cut.id}: this is {input_kind(cut)}, and the model takes {recognizer.takes}")
+        yield cut, sound
+
+
 def transcribe_cuts(
     recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None
 ) -> Transcribed:
@@ -98,9 +106,7 @@ def transcribe_cuts(
     read = []
 
     def sounds():
-        for cut, sound in iterate(cuts):
-            if input_kind(cut) != recognizer.takes:
-                raise ValueError(f"{cut.id}: this is {input_kind(cut)}, and the model takes {recognizer.takes}")
+        for cut, sound in iterate_for(recognizer, cuts):
             read.append(cut)
             yield sound
 
