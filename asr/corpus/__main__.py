@@ -1,4 +1,4 @@
-"""Corpora on the command line.
+"""Corpora on the command line: a command of the top floor, beside what it calls.
 
 python -m asr.corpus download PART... --out DIR                      parts of LibriSpeech
 python -m asr.corpus prepare CORPUS... --out cuts.jsonl.gz           checks every file, writes Lhotse cuts

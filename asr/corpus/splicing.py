@@ -59,23 +59,26 @@ def splice(cuts: Iterable[MonoCut], share: float, rng: random.Random) -> Iterato
                 said[cut.supervisions[0].speaker][word.text].append(word)
     for words in utterances:
         cut = words[0].cut
-        others, choice = pairs - Counter(_pairs(words)), said[cut.supervisions[0].speaker]
-        drawn: list[Spoken] = []
-        for i, word in enumerate(words):
+        own, choice = Counter(_pairs(words)), said[cut.supervisions[0].speaker]
+
+        def elsewhere(*pair: str, own=own) -> float:
+            return UNSEEN + pairs[pair] - own[pair]
+
+        first = Spoken(EDGE, cut, 0, words[0].first, False)
+        last = Spoken(EDGE, cut, words[-1].end, len(read(cut.id)), False)
+        drawn = [first]
+        for word, after in pairwise([*words, last]):
             if word.apart and rng.random() < share:
-                before = drawn[-1].text if drawn else EDGE
-                after = words[i + 1].text if i + 1 < len(words) else EDGE
+                before = drawn[-1].text
                 likely = [
-                    len(spoken) * (UNSEEN + others[before, text]) * (UNSEEN + others[text, after])
+                    len(spoken) * elsewhere(before, text) * elsewhere(text, after.text)
                     for text, spoken in choice.items()
                 ]
                 [spoken] = rng.choices(list(choice.values()), likely)
                 word = rng.choice(spoken)
             drawn.append(word)
-        samples = read(cut.id)
-        edge = Spoken(EDGE, cut, 0, words[0].first, False), Spoken(EDGE, cut, words[-1].end, len(samples), False)
-        pieces = [read(name)[first:end] for name, first, end in _runs([edge[0], *drawn, edge[1]])]
-        yield cut, " ".join(word.text for word in drawn), join(pieces)
+        pieces = [read(name)[start:end] for name, start, end in _runs([*drawn, last])]
+        yield cut, " ".join(word.text for word in drawn[1:]), join(pieces)
 
 
 def _pairs(words: list[Spoken]) -> Iterator[tuple[str, str]]:
