@@ -19,6 +19,8 @@ Span = tuple[float, float]  # the first encoder frame and one past the last
 
 @dataclass(frozen=True)
 class TimedWord:
+    """A word and when it is said."""
+
     text: str
     start: float  # seconds (of a text: tokens) from the beginning
     end: float
