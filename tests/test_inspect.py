@@ -1,15 +1,18 @@
 """The page of `asr.inspect`, as text and in a real browser."""
 
+import base64
 import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
-from asr import inspect
+from asr import inspect, plots
 from asr.resources import resource
 from tests.test_commands import call, files  # noqa: F401 (a fixture)
+from tests.test_plots import observation  # noqa: F401 (a fixture)
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -67,6 +70,14 @@ def test_in_a_browser_all_pictures_are_there_and_layer_and_head_can_be_chosen(pa
     assert cross["first"] == [[3, 1]] and own["first"] == [[8, 1]]  # the last layers
     for section in (cross, own):
         assert section["choices"] == [[[1, 2]], [[2, 4]]]
+
+
+def test_every_script_is_drawn(observation, recwarn):  # noqa: F811
+    written = replace(observation, tokens=["你", "好", "<eos>"])
+    image = inspect._image(plots.cross_attention(written, layer=1, head=1))
+    drawn = base64.b64decode(re.search('base64,([^"]*)', image)[1]).decode()
+    assert ">你</text>" in drawn and ">好</text>" in drawn
+    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
 
 
 def test_bad_input_is_one_line(files, capsys):  # noqa: F811
