@@ -47,9 +47,10 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
     with one line and code 2 for an option or data that cannot be used."""
 
     def run(composed: DictConfig) -> None:
-        import lightning  # noqa: F401 (it sets the level of its messages when it is imported)
+        from lightning.pytorch.utilities import rank_zero_only  # Lightning sets levels when it is imported
 
-        logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+        level = logging.WARNING if rank_zero_only.rank else logging.INFO  # the first of several processes reports
+        logging.basicConfig(level=level, format="%(message)s", force=True)
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", module="lightning")
         try:

@@ -111,7 +111,7 @@ class RunConfig:
     precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
     devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
     nodes: int = 1  # machines
-    strategy: str = "auto"  # how they work together, by Lightning's names: ddp, fsdp, ...
+    strategy: str = "auto"  # how they work together: ddp, fsdp (each keeps a share of the weights), Lightning's others
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
     wandb: str = ""  # project of Weights & Biases that gets the curves, too; none: TensorBoard alone
     seed: int = 1
@@ -156,6 +156,8 @@ class TrainConfig(RunConfig):
         super().__post_init__()
         if self.average < 1 or self.patience < 0:
             raise ValueError("average must be at least 1, patience at least 0")
+        if self.ema and self.strategy == "fsdp":
+            raise ValueError("ema keeps a copy of all weights, of which strategy=fsdp leaves each process a share")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema: {self.ema} does not lie in [0, 1)")
         if not 0 <= self.origin_share <= 1:

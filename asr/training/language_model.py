@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 class LanguageModelTraining(Optimized):
     """Trains a `LanguageModel` to predict each token of a line, and its end, from the ones before."""
 
+    stack = "model"
+
     def __init__(self, config: LMTrainConfig, model: LanguageModel, updates: int):
         super().__init__(config.optimizer, updates, config.seed)
         self.config = config

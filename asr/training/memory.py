@@ -30,6 +30,9 @@ class Size(NamedTuple):
     labels: int
 
 
+NOTHING = Size(utterances=1, seconds=1.0, labels=1)  # for a process whose batch could not be read, while others train
+
+
 def largest_sizes(data: SoundData) -> list[Size]:
     """The batches of each bucket, from long to short, at the slowest speed and with as many labels as one has."""
     encode = data.tokenizer.encode if data.tokenizer else lambda text: []
@@ -44,9 +47,8 @@ def largest_sizes(data: SoundData) -> list[Size]:
     ]
 
 
-def try_batch(module: L.LightningModule, size: Size, vocabulary: int) -> None:
-    """Loss and gradients of a batch of noise; nothing of it is kept. The module has a `total_loss` of batches, and a
-    model with a front end. Raises ValueError where memory is too small."""
+def made_up(module: L.LightningModule, size: Size, vocabulary: int = 0) -> Batch:
+    """A batch of noise and of random labels for a module that has a model with a front end."""
     front_end = module.model.front_end
     takes, device = front_end.config.takes, module.device
     rate = SAMPLE_RATE if takes == "sound" else STEPS_PER_SECOND
@@ -54,17 +56,25 @@ def try_batch(module: L.LightningModule, size: Size, vocabulary: int) -> None:
     noise = 0.1 * torch.randn(shape, device=device)
     lens = torch.full((size.utterances,), shape[1], device=device)
     Y = torch.randint(len(SPECIALS), max(vocabulary, len(SPECIALS) + 1), (size.utterances, size.labels), device=device)
-    inputs = noise.long() if takes == "text" else noise
-    batch = Batch(inputs, lens, Y, torch.full_like(lens, size.labels), [], 1.0)
+    return Batch(noise.long() if takes == "text" else noise, lens, Y, torch.full_like(lens, size.labels), [], 1.0)
+
+
+def try_batch(module: L.LightningModule, size: Size, vocabulary: int) -> None:
+    """Loss and gradients of a batch of noise; nothing of it is kept. The module has a `total_loss` of batches. Raises
+    ValueError where memory is too small."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         with module.trainer.precision_plugin.train_step_context():
-            total = module.total_loss(batch)
-        torch.autograd.grad(total, trained, allow_unused=True)  # past the hooks by which processes exchange gradients
+            total = module.total_loss(made_up(module, size, vocabulary))
+        if module.sharded:  # the gradients of shares come by hooks alone
+            total.backward()
+            module.zero_grad()
+        else:
+            torch.autograd.grad(total, trained, allow_unused=True)  # past the hooks by which processes exchange them
     except torch.OutOfMemoryError:
         raise ValueError(
-            f"a batch of {size.utterances} utterances of {size.seconds:.1f} s does not fit into the memory of {device}:"
-            " lower data.batch_seconds (data.global_batch_seconds keeps the update as large as it is)"
+            f"a batch of {size.utterances} utterances of {size.seconds:.1f} s does not fit into the memory of"
+            f" {module.device}: lower data.batch_seconds (data.global_batch_seconds keeps the update as large as it is)"
         ) from None
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import nn
 
 from asr.training.config import OptimizerConfig
 from asr.training.resuming import LOOK_EVERY, step_seed
 from asr.training.schedule import rate
+from asr.training.sharding import Sharded, whole_norm
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +22,9 @@ MOST_SKIPPED = 100  # updates in a row
 class Optimized(L.LightningModule):
     """A LightningModule that is optimised for `updates` steps as `settings` say."""
 
+    stack: str  # the submodule that holds all trained weights, and is called as a whole
+    sharded: Sharded | None = None
+
     def __init__(self, settings: OptimizerConfig, updates: int, seed: int):
         super().__init__()
         self.settings = settings
@@ -28,6 +33,18 @@ class Optimized(L.LightningModule):
         # updates left out because of their gradients: all of them, and how many in a row just now
         self.register_buffer("skipped", torch.zeros(2), persistent=False)
         self.reported = 0
+
+    def configure_model(self) -> None:
+        if self.device_mesh and self.trainer.state.fn == "fit":
+            self.sharded = Sharded(self.get_submodule(self.stack), self.device_mesh["data_parallel"])
+
+    def on_validation_start(self) -> None:
+        if self.sharded:
+            self.set_submodule(self.stack, self.sharded.whole())
+
+    def on_validation_epoch_end(self) -> None:
+        if self.sharded:
+            self.set_submodule(self.stack, self.sharded.stack)
 
     def on_train_start(self) -> None:  # an epoch that is resumed does not start
         self.on_train_epoch_start()
@@ -41,7 +58,7 @@ class Optimized(L.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Lightning's own clipping refuses fused optimisers, for the sake of float16's loss scale, which bf16 has not
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.settings.clip)
+        norm = whole_norm(nn.utils.clip_grad_norm_(self.parameters(), self.settings.clip))
         self.log("train/gradient_norm", norm)
         if self._fused:  # it leaves out an update on the device, as it does for a loss scale that was too large
             broken = (~norm.isfinite()).float()

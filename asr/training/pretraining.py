@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from asr.training.batches import Batch
 from asr.training.callbacks import EpochLine
 from asr.training.config import PretrainConfig
 from asr.training.data import SoundData
-from asr.training.memory import FreedMemory, LargestFirst
+from asr.training.memory import NOTHING, FreedMemory, LargestFirst, made_up
 from asr.training.optimized import Optimized
 from asr.training.report import write_report
 from asr.training.resuming import Latest, step_seed
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 class Pretraining(Optimized):
     """Trains the encoder of an `EncoderModel` for `updates` optimiser steps."""
 
+    stack = "masked_prediction"
+
     def __init__(self, config: PretrainConfig, model: EncoderModel, updates: int):
         super().__init__(config.optimizer, updates, config.seed)
         self.config = config
@@ -37,7 +40,7 @@ class Pretraining(Optimized):
 
     def training_step(self, batch: Batch) -> torch.Tensor:
         if not len(batch.lens):  # the other processes wait for gradients all the same
-            return 0.0 * sum(parameter.sum() for parameter in self.parameters())
+            return 0.0 * self.total_loss(made_up(self, NOTHING))
         found = self._predict(batch)
         total = self._total(found)
         values = {"train/total": total.detach(), "train/masked": found.masked_loss.detach()}
@@ -87,9 +90,10 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
     trainer, updates = new_trainer(config, data, callbacks)
     if not last:
         set_statistics(model.front_end, data)
-    module = Pretraining(config, model, updates)
+    module = Pretraining(config, deepcopy(model), updates)
     logger.info("%s, %s, %s updates", extent(data, model), trainer.precision, updates)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
+    module = Pretraining(config, model, updates)
     module.load_state_dict(average_checkpoints(best_checkpoints(out)[:1], prefix=""))
     figures = trainer.validate(module, data, verbose=False)[0]
     folder = out / "model"

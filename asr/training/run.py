@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     trainer, updates = new_trainer(config, data, _callbacks(config, data, out))
     if not last and not origin and config.features.takes != "text":
         set_statistics(model.front_end, data)
-    module = SpeechTraining(config, model, updates)
+    module = SpeechTraining(config, deepcopy(model), updates)
     logger.info("%s, %s, %s updates", extent(data, model), trainer.precision, updates)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     best = best_checkpoints(out)[: config.average]
@@ -67,6 +68,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     if origin and config.origin_share:
         weights = interpolate(weights, origin.state_dict(), config.origin_share)
     model.load_state_dict(weights)
+    module = SpeechTraining(config, model, updates)
     # the running mean would put itself in the place of what is to be validated
     trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, WeightAveraging)]
     wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]

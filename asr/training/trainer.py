@@ -12,12 +12,14 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.strategies import Strategy
 
 from asr.audio.features import FrontEnd, RunningStatistics
 from asr.corpus import iterate
 from asr.decode.precision import best_precision
 from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
 from asr.training.data import SoundData
+from asr.training.sharding import fully_sharded
 
 STATISTICS_SECONDS = 3600.0  # of sound from which mean and variance are taken
 
@@ -25,12 +27,20 @@ STATISTICS_SECONDS = 3600.0  # of sound from which mean and variance are taken
 def begin(config: TrainConfig | PretrainConfig | LMTrainConfig) -> Path | None:
     """Seeds every generator; the checkpoint from which the training in `config.out` goes on, None at its start.
 
-    Raises FileExistsError where `config.out` holds a training that is not to be resumed."""
+    Raises FileExistsError where `config.out` holds a training that is not to be resumed, ValueError where it was begun
+    sharded and is to go on otherwise, or the reverse."""
     last = Path(config.out) / "checkpoints" / "last.ckpt"
     if last.exists() and not config.resume:
         raise FileExistsError(
             f"{config.out} holds a training already: resume=true goes on with it, out=... starts another"
         )
+    if last.exists():
+        saved = torch.load(last, weights_only=True, mmap=True)["config"]
+        if (saved.get("strategy") == "fsdp") != (getattr(config, "strategy", "") == "fsdp"):
+            raise ValueError(
+                f"{config.out} was begun with strategy={saved['strategy']}, and goes on so: fsdp keeps the optimiser's"
+                " state in another order"
+            )
     L.seed_everything(config.seed, workers=True, verbose=False)
     return last if last.exists() else None
 
@@ -45,7 +55,7 @@ def new_trainer(
         check_val_every_n_epoch=config.validate_every,
         devices=config.devices or "auto",
         num_nodes=config.nodes,
-        strategy=config.strategy,
+        strategy=_strategy(config),
         precision=lightning_precision(config.precision),
         callbacks=[*callbacks, *([RichProgressBar()] if on_terminal else [])],
         logger=_loggers(config.wandb, Path(config.out)),
@@ -59,6 +69,12 @@ def new_trainer(
     accumulate = max(1, round(config.data.global_batch_seconds / (config.data.batch_seconds * devices)))
     trainer.accumulate_grad_batches = accumulate
     return trainer, config.epochs * math.ceil(data.batches_per_epoch() / devices / accumulate)
+
+
+def _strategy(config: TrainConfig | PretrainConfig) -> str | Strategy:
+    if config.strategy != "fsdp":
+        return config.strategy
+    return fully_sharded(config.nodes * (config.devices or max(1, torch.cuda.device_count())))
 
 
 def extent(data: SoundData, model: torch.nn.Module) -> str:

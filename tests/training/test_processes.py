@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from safetensors.torch import load_file
 
 from asr.training.building import build_model, build_tokenizer
 from asr.training.data import SpeechData
+from asr.training.trainer import begin
 from tests.conftest import ROOT
 from tests.training.test_training import corpus, options  # noqa: F401 (a fixture)
 
@@ -50,37 +50,52 @@ def train(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(words, capture_output=True, timeout=240, **settings)
 
 
-TWO = ("devices=2", "strategy=ddp")
+def last_checkpoint(out: Path) -> dict:
+    return torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+def assert_same_weights(found: Path, wanted: Path, atol: float) -> None:
+    found, wanted = (last_checkpoint(out)["state_dict"] for out in (found, wanted))
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], atol=atol, rtol=0, msg=name)
+
+
+STRATEGIES = ("ddp", "fsdp")  # each with all the weights, or with its share of them
+
+
+def two(strategy: str) -> tuple[str, str]:
+    return "devices=2", f"strategy={strategy}"
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
-    """A training by two processes: the folder it lies in, beside its corpus, and how it ended."""
-    folder = tmp_path_factory.mktemp("two")
-    return folder, train(write_eight(folder), folder / "two", *TWO)
+def trained(tmp_path_factory) -> tuple[Path, dict[str, subprocess.CompletedProcess]]:
+    """Trainings by two processes: the folder they lie in, each under its strategy's name, and how they ended."""
+    folder = write_eight(tmp_path_factory.mktemp("two"))
+    return folder, {name: train(folder, folder / name, *two(name), "validate_every=2") for name in STRATEGIES}
 
 
-def test_two_processes_arrive_where_one_does(two):
-    tmp_path, done = two[0], [train(two[0], two[0] / "one", "data.batch_seconds=4"), two[1]]
-    assert [run.returncode for run in done] == [0, 0], done[1].stderr
-    steps = [
-        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
-        for name in ("one", "two")
-    ]
-    assert steps == [8, 8]
-    one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], atol=1e-3, rtol=0, msg=name)
-    final = [run.stderr.splitlines()[-1].split(" (")[0] for run in done]
-    assert final[0] == final[1] and final[0].startswith("dev WER")
+def test_two_processes_arrive_where_one_does(trained):
+    folder, runs = trained
+    runs = {"one": train(folder, folder / "one", "data.batch_seconds=4"), **runs}
+    for name, run in runs.items():
+        assert run.returncode == 0, run.stderr
+        assert last_checkpoint(folder / name)["global_step"] == 8
+        assert_same_weights(folder / name, folder / "one", atol=1e-3)
+        assert run.stderr.count("epoch 4/4") == 1  # the first process speaks for all
+        assert (folder / name / "model" / "model.safetensors").is_file()
+    [final] = {run.stderr.splitlines()[-1].split(" (")[0] for run in runs.values()}
+    assert final.startswith("dev WER")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the other process in /proc")
-def test_when_a_process_is_killed_the_training_is_resumed_as_if_nothing_had_happened(two):
-    folder, _ = two
-    words, settings = command(folder, folder / "killed", *TWO)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_when_a_process_is_killed_the_training_is_resumed_as_if_nothing_had_happened(trained, strategy):
+    folder, _ = trained
+    killed = folder / f"killed_{strategy}"
+    words, settings = command(folder, killed, *two(strategy), "validate_every=2")
     with subprocess.Popen(words, stderr=subprocess.DEVNULL, **settings) as first:
-        last = folder / "killed" / "checkpoints" / "last.ckpt"
+        last = killed / "checkpoints" / "last.ckpt"
         while not last.exists() and first.poll() is None:
             time.sleep(0.01)
         second = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
@@ -88,12 +103,16 @@ def test_when_a_process_is_killed_the_training_is_resumed_as_if_nothing_had_happ
             os.kill(int(process), signal.SIGKILL)
         time.sleep(0.5)
         first.kill()
-    assert second and not (folder / "killed" / "model").exists()
-    resumed = train(folder, folder / "killed", *TWO, "resume=true")
+    assert second and not (killed / "model").exists()
+    resumed = train(folder, killed, *two(strategy), "resume=true")
     assert resumed.returncode == 0, resumed.stderr
-    whole, parts = (load_file(folder / name / "model" / "model.safetensors") for name in ("two", "killed"))
-    for name in whole:
-        torch.testing.assert_close(parts[name], whole[name], atol=1e-6, rtol=0, msg=name)
+    assert_same_weights(killed, folder / strategy, atol=1e-6)
+
+
+def test_what_was_begun_in_shares_goes_on_in_shares(trained):
+    folder, _ = trained
+    with pytest.raises(ValueError, match="was begun with strategy=fsdp"):
+        begin(options(folder, folder / "fsdp", "resume=true"))
 
 
 def test_a_batch_that_cannot_be_read_stops_neither_process(eight, tmp_path):
@@ -103,11 +122,10 @@ def test_a_batch_that_cannot_be_read_stops_neither_process(eight, tmp_path):
     sound[1].unlink()
     content = sound[0].read_bytes()
     sound[0].write_bytes(content[:200] + bytes(len(content) - 200))  # its header says nothing of it
-    done = train(eight, tmp_path / "exp", *TWO, "data.batch_seconds=1", "data.max_seconds=1")
+    done = train(eight, tmp_path / "exp", *two("fsdp"), "data.batch_seconds=1", "data.max_seconds=1")
     assert done.returncode == 0, done.stderr
     assert "3.flac" in done.stderr
-    state = torch.load(tmp_path / "exp" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert state["global_step"] == 8
+    assert last_checkpoint(tmp_path / "exp")["global_step"] == 8
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

@@ -1,0 +1,46 @@
+"""Fully sharded training (Zhao et al. 2023, "PyTorch FSDP"): each process keeps its share of the weights, gradients and
+optimiser states, and has a layer's weights whole only while it computes with them.
+
+Checkpoints are those of any other training: whole, in one file.
+"""
+
+from __future__ import annotations
+
+import warnings
+from copy import deepcopy
+
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+
+def fully_sharded(processes: int) -> ModelParallelStrategy:
+    """Lightning's strategy for modules that shard themselves in `configure_model`."""
+    return ModelParallelStrategy(processes, tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+
+class Sharded:
+    """Leaves each process its share of `stack`, layer by layer. All processes are to call it alike, as a whole."""
+
+    def __init__(self, stack: nn.Module, mesh: DeviceMesh):
+        self.copy = deepcopy(stack).eval()
+        self.stack = stack
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # may return views, which nothing here writes to
+        for parameter in stack.parameters():
+            parameter.data = parameter.data.contiguous()  # convolutions have their channels last elsewhere
+        layers = [layer for name, module in stack.named_modules() if name.endswith("layers") for layer in module]
+        for module in (*layers, stack):
+            fully_shard(module, mesh=mesh)
+
+    def whole(self) -> nn.Module:
+        """A copy with all weights as they are now, for what the processes do not do alike."""
+        self.copy.load_state_dict(get_model_state_dict(self.stack, options=StateDictOptions(full_state_dict=True)))
+        return self.copy.to(next(self.stack.parameters()).device)
+
+
+def whole_norm(norm: Tensor) -> Tensor:
+    """Of the gradients of all processes."""
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
