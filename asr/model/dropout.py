@@ -23,7 +23,7 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu":
+        if x.device.type != "cpu" or torch.compiler.is_compiling():  # whose kernels draw as they compute
             return nn.functional.dropout(x, self.p)
         return x * cpu_dropout_mask(x.shape, self.p, x.dtype)
 

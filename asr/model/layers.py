@@ -164,6 +164,12 @@ class TransformerDecoderLayer(nn.Module):
         return self.ffn_residual(x, self.ffn)
 
 
+def layers_of(stack: nn.Module) -> list[nn.Module]:
+    """The encoder's and the decoder's layers in `stack`."""
+    kinds = TransformerEncoderLayer | ConformerEncoderLayer | TransformerDecoderLayer
+    return [module for module in stack.modules() if isinstance(module, kinds)]
+
+
 @torch.no_grad()
 def start_near_identity(stack: nn.ModuleList) -> None:
     """Start values of a pre-norm stack: biases zero, and what each sub-layer adds to the residual stream smaller by the

@@ -109,6 +109,7 @@ class RunConfig:
     validate_every: int = 1  # epochs
     export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
     precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
+    compile: bool = False  # the layers, by torch.compile: for long trainings on a GPU; a CPU is slower with it
     devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
     nodes: int = 1  # machines
     strategy: str = "auto"  # how they work together: ddp, fsdp (each keeps a share of the weights), Lightning's others

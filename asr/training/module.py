@@ -24,7 +24,7 @@ class SpeechTraining(Optimized):
     stack = "model.transformer"
 
     def __init__(self, config: TrainConfig, model: SpeechModel, updates: int):
-        super().__init__(config.optimizer, updates, config.seed)
+        super().__init__(config.optimizer, updates, config.seed, config.compile)
         self.config = config
         self.model = model
         self.distortion = Distortion(config.distortion)

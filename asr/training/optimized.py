@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from torch import nn
 
+from asr.model.layers import layers_of
 from asr.training.config import OptimizerConfig
 from asr.training.resuming import LOOK_EVERY, step_seed
 from asr.training.schedule import rate
@@ -25,8 +26,9 @@ class Optimized(L.LightningModule):
     stack: str  # the submodule that holds all trained weights, and is called as a whole
     sharded: Sharded | None = None
 
-    def __init__(self, settings: OptimizerConfig, updates: int, seed: int):
+    def __init__(self, settings: OptimizerConfig, updates: int, seed: int, compiled: bool = False):
         super().__init__()
+        self.compiled = compiled
         self.settings = settings
         self.updates = updates
         self.seed = seed
@@ -35,7 +37,12 @@ class Optimized(L.LightningModule):
         self.reported = 0
 
     def configure_model(self) -> None:
-        if self.device_mesh and self.trainer.state.fn == "fit":
+        if self.trainer.state.fn != "fit":
+            return
+        if self.compiled:
+            for layer in layers_of(self):
+                layer.compile(dynamic=True)
+        if self.device_mesh:
             self.sharded = Sharded(self.get_submodule(self.stack), self.device_mesh["data_parallel"])
 
     def on_validation_start(self) -> None:

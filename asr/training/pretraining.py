@@ -33,7 +33,7 @@ class Pretraining(Optimized):
     stack = "masked_prediction"
 
     def __init__(self, config: PretrainConfig, model: EncoderModel, updates: int):
-        super().__init__(config.optimizer, updates, config.seed)
+        super().__init__(config.optimizer, updates, config.seed, config.compile)
         self.config = config
         self.model = model
         self.masked_prediction = MaskedPrediction(model.encoder, config.features.dim, config.masked_prediction)

@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from asr.model.layers import layers_of
+
 
 def fully_sharded(processes: int) -> ModelParallelStrategy:
     """Lightning's strategy for modules that shard themselves in `configure_model`."""
@@ -31,8 +33,7 @@ class Sharded:
         warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # may return views, which nothing here writes to
         for parameter in stack.parameters():
             parameter.data = parameter.data.contiguous()  # convolutions have their channels last elsewhere
-        layers = [layer for name, module in stack.named_modules() if name.endswith("layers") for layer in module]
-        for module in (*layers, stack):
+        for module in (*layers_of(stack), stack):
             fully_shard(module, mesh=mesh)
 
     def whole(self) -> nn.Module:

@@ -10,6 +10,7 @@ from asr.model.layers import (
     Residual,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
+    layers_of,
 )
 from asr.model.masks import causal_mask, length_mask
 from asr.model.transformer import Transformer
@@ -202,3 +203,19 @@ def test_a_conformer_layer_is_two_half_steps_around_attention_and_convolution():
     y = y + layer.convolution(layer.convolution_residual.norm(y), None)
     y = y + 0.5 * layer.ffn(layer.ffn_residual.norm(y))
     torch.testing.assert_close(layer(x, None), layer.norm(y), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("encoder", ["transformer", "conformer"])
+def test_torch_compile_takes_each_layer_whole_whatever_its_length(encoder):
+    torch.manual_seed(0)
+    model = Transformer(config(vocab_size=9, encoder=encoder, dropout=0.0)).train()
+    inputs = [
+        (torch.randn(2, T, 80), torch.tensor([T, T // 2]), torch.randint(4, 9, (2, U)), torch.tensor([U, 1]))
+        for T, U in ((80, 5), (120, 7))
+    ]
+    wanted = [model(*batch).log_probs for batch in inputs]
+    for layer in layers_of(model):
+        layer.compile(fullgraph=True, dynamic=True, backend="eager")
+    for batch, log_probs in zip(inputs, wanted, strict=True):
+        torch.testing.assert_close(model(*batch).log_probs, log_probs)
+    assert len(layers_of(model)) == model.config.encoder_layers + model.config.decoder_layers

@@ -19,6 +19,7 @@ import asr
 from asr.audio.distort import Distortion
 from asr.audio.reading import SAMPLE_RATE
 from asr.composition import build_config, register
+from asr.model.layers import layers_of
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.resources import resource
@@ -162,6 +163,13 @@ def test_gradients_accumulate_to_the_global_batch(corpus, tmp_path):
 def test_other_choices_train_too(corpus, tmp_path, overrides):
     folder, _ = train(options(corpus, tmp_path / "exp", "epochs=1", *overrides))
     assert asr.load(folder).transcribe(corpus / "dev" / "0.wav").duration > 0
+
+
+def test_layers_are_compiled_where_that_is_wanted(corpus, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: compiled.append(module))
+    train(options(corpus, tmp_path / "exp", "epochs=1", "compile=true"))
+    assert len(compiled) == len(layers_of(torch.nn.ModuleList(compiled))) > 1
 
 
 def test_feature_matrices_train_and_decode(tmp_path):
