@@ -23,9 +23,9 @@ if begin 1 "cuts of train, dev (5 speakers of train) and test"; then
   finish
 fi
 
-if begin 2 "training a first model (an hour of one core)"; then
+if begin 2 "training a first model (half an hour of one core)"; then
   run asr.train "$out/first" experiment=an4 "data.train=[$cuts/train.jsonl.gz]" "data.dev=[$cuts/dev.jsonl.gz]" \
-    epochs=130 validate_every=5 model.dropout=0.15 ${options[@]+"${options[@]}"}
+    epochs=60 validate_every=5 model.dropout=0.15 ${options[@]+"${options[@]}"}
   finish
 fi
 
