@@ -51,7 +51,7 @@ class Optimized(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         if self.sharded:
-            self.set_submodule(self.stack, self.sharded.stack)
+            self.set_submodule(self.stack, self.sharded.shares())
 
     def on_train_start(self) -> None:  # an epoch that is resumed does not start
         self.on_train_epoch_start()

@@ -41,6 +41,11 @@ class Sharded:
         self.copy.load_state_dict(get_model_state_dict(self.stack, options=StateDictOptions(full_state_dict=True)))
         return self.copy.to(next(self.stack.parameters()).device)
 
+    def shares(self) -> nn.Module:
+        """What goes on with the training; the copy makes room on the device."""
+        self.copy.cpu()
+        return self.stack
+
 
 def whole_norm(norm: Tensor) -> Tensor:
     """Of the gradients of all processes."""
