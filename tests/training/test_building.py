@@ -13,12 +13,12 @@ from asr.training.building import adapt_model, build_tokenizer
 from asr.training.config import TokenizerConfig
 from asr.training.data import SpeechData
 from asr.training.run import train
-from tests.training.test_training import corpus, options, trained  # noqa: F401 (fixtures)
+from tests.training.tones import options
 
 TEXTS = ["red red fox", "blue sky", "green red"] * 9
 
 
-def test_fine_tuning_goes_on_from_the_weights_and_shape_of_a_folder(corpus, trained, tmp_path):  # noqa: F811
+def test_fine_tuning_goes_on_from_the_weights_and_shape_of_a_folder(corpus, trained, tmp_path):
     settings = [f"init_from={trained[0]}", "model.d_model=64", "optimizer.lr=1e-5", "epochs=1"]
     folder, wer = train(options(corpus, tmp_path / "exp", *settings))
     assert wer <= trained[1] + 5
@@ -30,14 +30,14 @@ def test_fine_tuning_goes_on_from_the_weights_and_shape_of_a_folder(corpus, trai
     assert asr.load(resumed).transcribe(corpus / "dev" / "0.wav").error is None
 
 
-def test_with_the_origins_whole_share_the_origin_comes_out(corpus, trained, tmp_path):  # noqa: F811
+def test_with_the_origins_whole_share_the_origin_comes_out(corpus, trained, tmp_path):
     settings = [f"init_from={trained[0]}", "origin_share=1", "epochs=1"]
     folder, _ = train(options(corpus, tmp_path / "exp", *settings))
     before, after = SpeechModel.load(trained[0]).state_dict(), SpeechModel.load(folder).state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def test_frozen_layers_stay_as_they_are(corpus, trained, tmp_path):  # noqa: F811
+def test_frozen_layers_stay_as_they_are(corpus, trained, tmp_path):
     settings = [f"init_from={trained[0]}", "freeze_layers=1", "epochs=1"]
     folder, _ = train(options(corpus, tmp_path / "exp", *settings))
     before, after = (SpeechModel.load(f).transformer.encoder for f in (trained[0], folder))
@@ -46,7 +46,7 @@ def test_frozen_layers_stay_as_they_are(corpus, trained, tmp_path):  # noqa: F81
         assert torch.equal(weight, after.state_dict()[name]) == frozen, name
 
 
-def test_with_a_new_tokenizer_what_depends_on_the_vocabulary_begins_anew(corpus, trained, tmp_path):  # noqa: F811
+def test_with_a_new_tokenizer_what_depends_on_the_vocabulary_begins_anew(corpus, trained, tmp_path):
     config = options(corpus, tmp_path, f"init_from={trained[0]}", "new_tokenizer=true")
     origin = SpeechModel.load(trained[0])
     tokenizer = build_tokenizer(TokenizerConfig("bpe", 24), TEXTS)
@@ -59,7 +59,7 @@ def test_with_a_new_tokenizer_what_depends_on_the_vocabulary_begins_anew(corpus,
 
 
 @pytest.mark.parametrize("wrong", [["freeze_layers=1"], ["new_tokenizer=true"], ["init_from={}", "freeze_layers=9"]])
-def test_freezing_what_is_not_there_is_refused(corpus, trained, tmp_path, wrong):  # noqa: F811
+def test_freezing_what_is_not_there_is_refused(corpus, trained, tmp_path, wrong):
     with pytest.raises(ValueError, match="freeze_layers|new_tokenizer"):
         train(options(corpus, tmp_path / "exp", *(word.format(trained[0]) for word in wrong)))
 
@@ -91,7 +91,7 @@ def without_ctc(tmp_path):
     return folder
 
 
-def test_a_model_without_a_ctc_head_is_fine_tuned_by_attention_alone(corpus, without_ctc, tmp_path):  # noqa: F811
+def test_a_model_without_a_ctc_head_is_fine_tuned_by_attention_alone(corpus, without_ctc, tmp_path):
     settings = [f"init_from={without_ctc}", "epochs=1", "optimizer.lr=1e-3", "validation.strategy=greedy"]
     settings += ["validation.beam_size=1"]
     folder, _ = train(options(corpus, tmp_path / "exp", *settings))
@@ -103,19 +103,19 @@ def test_a_model_without_a_ctc_head_is_fine_tuned_by_attention_alone(corpus, wit
     assert len(moved) == len(after.transformer.state_dict())
 
 
-def test_a_validation_that_needs_ctc_is_refused_before_the_training(corpus, without_ctc, tmp_path):  # noqa: F811
+def test_a_validation_that_needs_ctc_is_refused_before_the_training(corpus, without_ctc, tmp_path):
     with pytest.raises(ValueError, match="no CTC head"):
         train(options(corpus, tmp_path / "exp", f"init_from={without_ctc}"))
 
 
-def test_with_a_new_tokenizer_it_gets_a_ctc_head(corpus, without_ctc, tmp_path):  # noqa: F811
+def test_with_a_new_tokenizer_it_gets_a_ctc_head(corpus, without_ctc, tmp_path):
     config = options(corpus, tmp_path, f"init_from={without_ctc}", "new_tokenizer=true")
     model = adapt_model(SpeechModel.load(without_ctc), config, build_tokenizer(TokenizerConfig("bpe", 24), TEXTS))
     assert model.transformer.ctc.out_features == 24
     assert model.transformer.config.prompt == (2,)
 
 
-def test_what_the_decoder_has_no_positions_for_is_left_out(corpus, without_ctc, tmp_path, caplog):  # noqa: F811
+def test_what_the_decoder_has_no_positions_for_is_left_out(corpus, without_ctc, tmp_path, caplog):
     origin = SpeechModel.load(without_ctc)
     config = replace(origin.transformer.config, max_positions=2 + len("red"))
     SpeechModel(origin.front_end.config, Transformer(config), origin.tokenizer).save(without_ctc)
@@ -129,7 +129,7 @@ def test_what_the_decoder_has_no_positions_for_is_left_out(corpus, without_ctc, 
     assert batch.Y.shape[1] == 3  # not padded to a multiple that has no positions
 
 
-def test_batches_count_the_windows_that_sounds_are_padded_to(corpus, without_ctc, tmp_path):  # noqa: F811
+def test_batches_count_the_windows_that_sounds_are_padded_to(corpus, without_ctc, tmp_path):
     config = options(corpus, tmp_path, "data.max_seconds=4", "data.batch_seconds=6", "data.global_batch_seconds=6").data
     data = SpeechData(config, seed=1)
     data.fit_to(SpeechModel.load(without_ctc))  # whose window is 2 s

@@ -9,7 +9,7 @@ from asr.corpus.shards import write_shards
 from asr.training.batches import LABELS, Bucket, EpochOrder, make_buckets
 from asr.training.building import build_model, build_tokenizer
 from asr.training.data import SpeechData
-from tests.training.test_training import corpus, options  # noqa: F401 (a fixture)
+from tests.training.tones import options
 
 
 def test_buckets_share_the_sound_and_keep_to_the_batch():
@@ -37,7 +37,7 @@ def test_little_sound_has_few_buckets():
 
 
 @pytest.fixture
-def data(corpus, tmp_path) -> SpeechData:  # noqa: F811
+def data(corpus, tmp_path) -> SpeechData:
     config = options(corpus, tmp_path, "data.speeds=[1.0]")
     data = SpeechData(config.data, seed=1)
     data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +16,7 @@ from asr.resources import resource
 from asr.text.tokenizer import SOS
 from asr.training.language_model import train_language_model
 from asr.training.text import Batches
+from tests.test_commands import call
 
 
 @pytest.fixture
@@ -100,7 +99,6 @@ def test_its_steps_equal_the_full_forward_pass(tiny_config):
 
 
 def test_the_command_names_what_is_missing(tmp_path):
-    command = [sys.executable, "-m", "asr.train_lm", f"out={tmp_path}", "data.train=[nowhere.txt]"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = call("asr.train_lm", f"out={tmp_path}", "data.train=[nowhere.txt]")
     assert done.returncode == 2
-    assert done.stderr.startswith("asr.train_lm: tokenizer")
+    assert done.stderr.startswith(b"asr.train_lm: tokenizer")

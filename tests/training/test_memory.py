@@ -9,11 +9,11 @@ from asr.training.data import SpeechData
 from asr.training.memory import LargestFirst, Size, largest_sizes, try_batch
 from asr.training.module import SpeechTraining
 from asr.training.run import train
-from tests.training.test_training import corpus, options  # noqa: F401 (a fixture)
+from tests.training.tones import options
 
 
 @pytest.fixture
-def data(corpus, tmp_path) -> SpeechData:  # noqa: F811
+def data(corpus, tmp_path) -> SpeechData:
     config = options(corpus, tmp_path)
     data = SpeechData(config.data, seed=1)
     data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
@@ -31,7 +31,7 @@ def test_no_batch_of_the_training_is_larger_than_the_largest_tried(data):
         assert size.utterances >= len(batch) and size.labels >= letters
 
 
-def test_trying_changes_nothing(corpus, data, tmp_path, monkeypatch):  # noqa: F811
+def test_trying_changes_nothing(corpus, data, tmp_path, monkeypatch):
     without, _ = train(options(corpus, tmp_path / "without", "epochs=1", "model.dropout=0.1"))
     tried = []
 
@@ -47,7 +47,7 @@ def test_trying_changes_nothing(corpus, data, tmp_path, monkeypatch):  # noqa: F
     assert weights[0] == weights[1]
 
 
-def test_too_little_memory_is_told_before_the_first_update(corpus, tmp_path, monkeypatch):  # noqa: F811
+def test_too_little_memory_is_told_before_the_first_update(corpus, tmp_path, monkeypatch):
     def full(self, batch, tokens=None):
         raise torch.OutOfMemoryError
 

@@ -18,7 +18,7 @@ from asr.training.building import adapt_model, build_model, build_tokenizer, loa
 from asr.training.config import PretrainConfig
 from asr.training.pretraining import Pretraining, pretrain
 from asr.training.run import train
-from tests.training.test_training import corpus, options  # noqa: F401 (fixtures)
+from tests.training.tones import options
 
 SHAPE = {"d_model": 32, "encoder_layers": 2, "subsampling_channels": 8, "dropout": 0}
 
@@ -46,7 +46,7 @@ def pretrain_options(sound: Path, out: Path, *overrides: str) -> PretrainConfig:
 
 
 @pytest.fixture(scope="module")
-def sound(corpus, tmp_path_factory) -> Path:  # noqa: F811
+def sound(corpus, tmp_path_factory) -> Path:
     """The tones without their transcripts."""
     folder = tmp_path_factory.mktemp("sound")
     for part in ("train", "dev"):
@@ -69,7 +69,7 @@ def test_the_encoder_learns_to_predict_what_is_hidden(sound, pretrained, tmp_pat
     assert "dev loss" in (folder.parent / "report.html").read_text()
 
 
-def test_a_recogniser_begins_from_the_encoder_and_everything_else_is_new(corpus, pretrained, tmp_path):  # noqa: F811
+def test_a_recogniser_begins_from_the_encoder_and_everything_else_is_new(corpus, pretrained, tmp_path):
     config = options(corpus, tmp_path, f"init_from={pretrained[0]}", "model.d_model=64", "model.decoder_layers=2")
     origin = EncoderModel.load(pretrained[0])
     tokenizer = build_tokenizer(config.tokenizer, ["low mid high"])
@@ -83,7 +83,7 @@ def test_a_recogniser_begins_from_the_encoder_and_everything_else_is_new(corpus,
         assert torch.equal(model.transformer.encoder.state_dict()[name], weight)
 
 
-def test_it_trains_on_and_its_lowest_layers_can_be_frozen(corpus, pretrained, tmp_path):  # noqa: F811
+def test_it_trains_on_and_its_lowest_layers_can_be_frozen(corpus, pretrained, tmp_path):
     settings = [f"init_from={pretrained[0]}", "freeze_layers=1", "epochs=1"]
     folder, _ = train(options(corpus, tmp_path / "exp", *settings))
     before, after = EncoderModel.load(pretrained[0]).encoder, SpeechModel.load(folder).transformer.encoder
@@ -117,12 +117,12 @@ def test_an_interrupted_pre_training_goes_on_as_if_nothing_had_happened(sound, t
 
 
 @pytest.mark.parametrize("option", ["origin_share=0.5", "new_tokenizer=true"])
-def test_options_of_a_recogniser_do_not_go_with_an_encoder(corpus, pretrained, tmp_path, option):  # noqa: F811
+def test_options_of_a_recogniser_do_not_go_with_an_encoder(corpus, pretrained, tmp_path, option):
     with pytest.raises(ValueError, match="is an encoder"):
         train(options(corpus, tmp_path, f"init_from={pretrained[0]}", option))
 
 
-def test_a_folder_that_is_no_model_is_named(corpus, tmp_path):  # noqa: F811
+def test_a_folder_that_is_no_model_is_named(corpus, tmp_path):
     with pytest.raises(ModelError, match="not a model folder"):
         train(options(corpus, tmp_path / "exp", f"init_from={tmp_path}"))
 
@@ -147,7 +147,7 @@ def test_text_has_no_masked_prediction(sound, tmp_path):
 
 
 @pytest.fixture
-def text_model(corpus, tmp_path) -> tuple[Path, TextModel]:  # noqa: F811
+def text_model(corpus, tmp_path) -> tuple[Path, TextModel]:
     config = options(corpus, tmp_path, "model.decoder_layers=2")
     tokenizer = build_tokenizer(config.tokenizer, ["low mid high"])
     model = TextModel(LanguageModel(build_model(config, tokenizer).transformer.config), tokenizer)
@@ -155,7 +155,7 @@ def text_model(corpus, tmp_path) -> tuple[Path, TextModel]:  # noqa: F811
     return tmp_path / "lm", model
 
 
-def test_a_decoder_begins_as_the_language_model_it_is_started_from(corpus, text_model, tmp_path):  # noqa: F811
+def test_a_decoder_begins_as_the_language_model_it_is_started_from(corpus, text_model, tmp_path):
     _, origin = text_model
     model = build_model(options(corpus, tmp_path, "model.decoder_layers=2"), origin.tokenizer).eval()
     start_decoder(model, origin)
@@ -166,20 +166,20 @@ def test_a_decoder_begins_as_the_language_model_it_is_started_from(corpus, text_
     torch.testing.assert_close(got, language_model(language_model.prompted(Y)), atol=1e-5, rtol=1e-5)
 
 
-def test_a_training_takes_its_tokenizer_from_the_language_model(corpus, text_model, tmp_path):  # noqa: F811
+def test_a_training_takes_its_tokenizer_from_the_language_model(corpus, text_model, tmp_path):
     folder, origin = text_model
     settings = [f"init_decoder_from={folder}", "model.decoder_layers=2", "epochs=1"]
     assert SpeechModel.load(train(options(corpus, tmp_path / "exp", *settings))[0]).tokenizer == origin.tokenizer
 
 
 @pytest.mark.parametrize("other", ["d_model=64", "decoder_layers=1", "num_heads=2", "activation=gelu"])
-def test_a_language_model_of_another_shape_is_refused(corpus, text_model, tmp_path, other):  # noqa: F811
+def test_a_language_model_of_another_shape_is_refused(corpus, text_model, tmp_path, other):
     words = [f"init_decoder_from={text_model[0]}", "model.decoder_layers=2", f"model.{other}"]
     with pytest.raises(ValueError, match=rf"init_decoder_from: model\.{other.split('=')[0]} is"):
         train(options(corpus, tmp_path / "exp", *words))
 
 
-def test_an_encoder_can_be_given_a_window_and_the_decoder_its_own_limits(corpus, pretrained, tmp_path):  # noqa: F811
+def test_an_encoder_can_be_given_a_window_and_the_decoder_its_own_limits(corpus, pretrained, tmp_path):
     window = ["model.attention_left=8", "model.attention_right=4", "model.ctc=false", "model.tokens_per_frame=3"]
     config = options(corpus, tmp_path, f"init_from={pretrained[0]}", *window)
     shape = adapt_model(load_origin(config), config, build_tokenizer(config.tokenizer, ["a"])).transformer.config

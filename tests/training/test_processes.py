@@ -16,7 +16,7 @@ from asr.training.building import build_model, build_tokenizer
 from asr.training.data import SpeechData
 from asr.training.trainer import begin
 from tests.conftest import ROOT
-from tests.training.test_training import corpus, options  # noqa: F401 (a fixture)
+from tests.training.tones import options
 
 SETTINGS = ["epochs=4", "data.speeds=[1.0]", "data.batch_seconds=2", "data.max_seconds=2", "spec_augment.freq_masks=0"]
 SETTINGS += ["spec_augment.time_masks=0", "precision=32-true", "model=tiny", "model.d_model=32", "model.dropout=0"]
@@ -38,7 +38,7 @@ def eight(tmp_path) -> Path:
     return write_eight(tmp_path)
 
 
-def command(corpus: Path, out: Path, *overrides: str) -> tuple[list[str], dict]:  # noqa: F811
+def command(corpus: Path, out: Path, *overrides: str) -> tuple[list[str], dict]:
     data = [f"data.train=[{corpus}]", f"data.dev=[{corpus}]", f"out={out}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     settings = {"cwd": out.parent, "env": environment, "text": True}
@@ -129,7 +129,7 @@ def test_a_batch_that_cannot_be_read_stops_neither_process(eight, tmp_path):
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_an_epoch_has_every_utterance_once(corpus, tmp_path, epoch):  # noqa: F811
+def test_an_epoch_has_every_utterance_once(corpus, tmp_path, epoch):
     config = options(corpus, tmp_path, "data.batch_seconds=5", "data.max_seconds=5")
     data = SpeechData(config.data, seed=1)
     data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))

@@ -6,7 +6,7 @@ import torch
 from asr.training.module import SpeechTraining
 from asr.training.resuming import Latest, Resumable, step_seed
 from asr.training.run import train
-from tests.training.test_training import corpus, options  # noqa: F401 (a fixture)
+from tests.training.tones import options
 
 
 class Counting:
@@ -54,7 +54,7 @@ def losses(monkeypatch) -> dict[tuple[int, int], float]:
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
-    corpus,  # noqa: F811
+    corpus,
     tmp_path,
     losses,
     monkeypatch,
@@ -116,7 +116,7 @@ def broken(monkeypatch) -> set[int]:
     return updates
 
 
-def test_an_update_that_is_not_finite_is_left_out_and_counted(corpus, tmp_path, broken, caplog):  # noqa: F811
+def test_an_update_that_is_not_finite_is_left_out_and_counted(corpus, tmp_path, broken, caplog):
     broken |= {1, 2}
     folder, _ = train(options(corpus, tmp_path / "exp", "epochs=1"))
     state = torch.load(folder.parent / "checkpoints" / "last.ckpt", weights_only=True)
@@ -126,7 +126,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(corpus, tmp_path, 
     assert "2 updates were left out" in caplog.text
 
 
-def test_a_training_whose_gradients_stay_broken_stops(corpus, tmp_path, broken, monkeypatch):  # noqa: F811
+def test_a_training_whose_gradients_stay_broken_stops(corpus, tmp_path, broken, monkeypatch):
     monkeypatch.setattr("asr.training.optimized.MOST_SKIPPED", 3)
     broken |= set(range(2, 99))
     with pytest.raises(FloatingPointError, match="not finite: lower optimizer.lr"):

@@ -16,7 +16,7 @@ from asr.decode.observation import observe
 from asr.decode.scoring import character_errors, transcribe_cuts
 from asr.training.run import train
 from tests.test_commands import call, run
-from tests.training.test_training import corpus, options, trained  # noqa: F401 (fixtures)
+from tests.training.tones import options
 
 PAIRS = [("one", "un"), ("two", "deux"), ("three", "trois"), ("four", "quatre"), ("five", "cinq")]
 TEXT = [
@@ -144,31 +144,31 @@ def one_line(code: int, command, capsys, arguments: list, *words: str) -> None:
     assert all(word in lines[0] for word in words), lines[0]
 
 
-def test_a_text_file_to_a_speech_model_is_one_line(trained, tmp_path, capsys):  # noqa: F811
+def test_a_text_file_to_a_speech_model_is_one_line(trained, tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("Ceci n'est pas une pipe — du tout.\n")
     one_line(1, transcribe, capsys, ["--model", trained[0], tmp_path / "notes.txt"], "notes.txt", "text, not sound")
 
 
-def test_sound_to_a_text_model_is_one_line(translator, corpus, capsys):  # noqa: F811
+def test_sound_to_a_text_model_is_one_line(translator, corpus, capsys):
     _, model, _ = translator
     sound = corpus / "dev" / "0.wav"
     one_line(1, transcribe, capsys, ["--model", model, sound], "0.wav", "not text in UTF-8")
     one_line(2, evaluate, capsys, ["--model", model, corpus / "dev"], "this is sound", "takes text")
 
 
-def test_text_pairs_to_a_speech_model_are_one_line(translator, trained, corpus, tmp_path, capsys):  # noqa: F811
+def test_text_pairs_to_a_speech_model_are_one_line(translator, trained, corpus, tmp_path, capsys):
     pairs = translator[0] / "dev.jsonl"
     one_line(2, evaluate, capsys, ["--model", trained[0], pairs], "this is text", "takes sound")
     with pytest.raises(ValueError, match=r"line 1 is text, and features\.kind=log_mel takes sound"):
         train(options(corpus, tmp_path / "exp", f"data.train=[{pairs}]", "data.min_seconds=0"))
 
 
-def test_a_front_end_that_does_not_go_with_the_features_is_refused(corpus, tmp_path):  # noqa: F811
+def test_a_front_end_that_does_not_go_with_the_features_is_refused(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"features\.kind=text and model\.subsampler=embedding"):
         train(options(corpus, tmp_path / "exp", "model.subsampler=embedding", "model.subsampling=1"))
 
 
-def test_a_window_of_nothing_is_refused(corpus, tmp_path):  # noqa: F811
+def test_a_window_of_nothing_is_refused(corpus, tmp_path):
     with pytest.raises(ValueError, match="at least one frame beside its own"):
         options(corpus, tmp_path, "model.attention_left=0", "model.attention_right=0")
 

@@ -1,24 +1,19 @@
-"""The whole loop on a corpus made on the spot: spoken digits are tones here, one pitch for each word."""
+"""The whole loop on a corpus made on the spot."""
 
 import importlib.util
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import lightning as L
 import numpy as np
 import pytest
 import soundfile
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import asr
 from asr.audio.distort import Distortion
 from asr.audio.reading import SAMPLE_RATE
-from asr.composition import build_config, register
 from asr.model.layers import layers_of
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -27,60 +22,8 @@ from asr.training.building import build_model, build_tokenizer
 from asr.training.config import DataConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.run import train
-
-WORDS = {"low": 300.0, "mid": 900.0, "high": 2700.0}
-
-
-def write_corpus(folder: Path, utterances: int, seed: int) -> Path:
-    rng = np.random.default_rng(seed)
-    folder.mkdir(parents=True)
-    for i in range(utterances):
-        words = rng.choice(list(WORDS), rng.integers(1, 4))
-        t = np.arange(round(0.3 * SAMPLE_RATE)) / SAMPLE_RATE
-        gap = np.zeros(round(0.1 * SAMPLE_RATE))
-        tones = [part for word in words for part in (0.3 * np.sin(2 * np.pi * WORDS[word] * t), gap)]
-        sound = np.concatenate([gap, *tones]) + rng.normal(0, 0.003, round(0.1 * SAMPLE_RATE) + len(words) * 6400)
-        soundfile.write(folder / f"{i}.wav", sound, SAMPLE_RATE)
-        (folder / f"{i}.txt").write_text(" ".join(words).title() + ".")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("tones")
-    write_corpus(folder / "train", 60, seed=1)
-    write_corpus(folder / "dev", 12, seed=2)
-    return folder
-
-
-def options(corpus: Path, out: Path, *overrides: str) -> TrainConfig:
-    register()
-    settings = [
-        f"data.train=[{corpus / 'train'}]",
-        f"data.dev=[{corpus / 'dev'}]",
-        f"out={out}",
-        "data.batch_seconds=10",
-        "data.global_batch_seconds=10",
-        "data.max_seconds=10",
-        "data.workers=0",
-        "model.d_model=32",
-        "model.encoder_layers=2",
-        "model.decoder_layers=1",
-        "model.dropout=0",
-        "model.subsampling_channels=8",
-        "spec_augment.freq_width=5",
-        "optimizer.lr=5e-3",
-        "precision=32-true",
-        "average=2",
-    ]
-    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-        return build_config(compose("train", [*settings, *overrides]))
-
-
-@pytest.fixture(scope="session")
-def trained(corpus, tmp_path_factory) -> tuple[Path, float]:
-    out = tmp_path_factory.mktemp("exp")
-    return train(options(corpus, out, "epochs=40", "validate_every=10"))
+from tests.test_commands import call
+from tests.training.tones import options
 
 
 def test_the_loop_learns_what_it_hears(trained):
@@ -253,16 +196,14 @@ def test_every_shipped_experiment_composes(corpus, tmp_path, experiment):
 
 
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "asr.train", "data.train=[nowhere]"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = call("asr.train", "data.train=[nowhere]", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.strip() == "asr.train: nowhere: no such file or folder"
+    assert done.stderr.strip() == b"asr.train: nowhere: no such file or folder"
 
 
 def test_the_composed_config_is_shown(tmp_path):
-    command = [sys.executable, "-m", "asr.train", "--cfg", "job"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    shown = OmegaConf.create(done.stdout)
+    done = call("asr.train", "--cfg", "job", cwd=tmp_path)
+    shown = OmegaConf.create(done.stdout.decode())
     assert shown.model.d_model == 96
     assert json.dumps(OmegaConf.to_container(shown, resolve=False))
 

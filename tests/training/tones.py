@@ -1,0 +1,52 @@
+"""A corpus made on the spot, in which spoken digits are tones, one pitch for each word; and options to train on it."""
+
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from hydra import compose, initialize_config_dir
+
+from asr.audio.reading import SAMPLE_RATE
+from asr.composition import build_config, register
+from asr.resources import resource
+from asr.training.config import TrainConfig
+
+WORDS = {"low": 300.0, "mid": 900.0, "high": 2700.0}
+
+
+def write_corpus(folder: Path, utterances: int, seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    for i in range(utterances):
+        words = rng.choice(list(WORDS), rng.integers(1, 4))
+        t = np.arange(round(0.3 * SAMPLE_RATE)) / SAMPLE_RATE
+        gap = np.zeros(round(0.1 * SAMPLE_RATE))
+        tones = [part for word in words for part in (0.3 * np.sin(2 * np.pi * WORDS[word] * t), gap)]
+        sound = np.concatenate([gap, *tones]) + rng.normal(0, 0.003, round(0.1 * SAMPLE_RATE) + len(words) * 6400)
+        soundfile.write(folder / f"{i}.wav", sound, SAMPLE_RATE)
+        (folder / f"{i}.txt").write_text(" ".join(words).title() + ".")
+    return folder
+
+
+def options(corpus: Path, out: Path, *overrides: str) -> TrainConfig:
+    register()
+    settings = [
+        f"data.train=[{corpus / 'train'}]",
+        f"data.dev=[{corpus / 'dev'}]",
+        f"out={out}",
+        "data.batch_seconds=10",
+        "data.global_batch_seconds=10",
+        "data.max_seconds=10",
+        "data.workers=0",
+        "model.d_model=32",
+        "model.encoder_layers=2",
+        "model.decoder_layers=1",
+        "model.dropout=0",
+        "model.subsampling_channels=8",
+        "spec_augment.freq_width=5",
+        "optimizer.lr=5e-3",
+        "precision=32-true",
+        "average=2",
+    ]
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        return build_config(compose("train", [*settings, *overrides]))
