@@ -43,9 +43,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206)
         self.send_header("Content-Length", str(len(content) - first))
         self.end_headers()
-        self.wfile.write(content[first:])
         if self.path.endswith(".gz"):
-            self.server.sent += len(content) - first
+            self.server.sent += len(content) - first  # before the client has all of it and looks
+        self.wfile.write(content[first:])
 
     def log_message(self, *arguments) -> None:
         pass
