@@ -48,7 +48,8 @@ def largest_sizes(data: SoundData) -> list[Size]:
 
 
 def made_up(module: L.LightningModule, size: Size, vocabulary: int = 0) -> Batch:
-    """A batch of noise and of random labels for a module that has a model with a front end."""
+    """A batch of noise and of random labels `(B, U)`, for a module whose `model` has a front end; `vocabulary`: tokens,
+    0 where nothing is written."""
     front_end = module.model.front_end
     takes, device = front_end.config.takes, module.device
     rate = SAMPLE_RATE if takes == "sound" else STEPS_PER_SECOND
@@ -62,7 +63,6 @@ def made_up(module: L.LightningModule, size: Size, vocabulary: int = 0) -> Batch
 def try_batch(module: L.LightningModule, size: Size, vocabulary: int) -> None:
     """Loss and gradients of a batch of noise; nothing of it is kept. The module has a `total_loss` of batches. Raises
     ValueError where memory is too small."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         with module.trainer.precision_plugin.train_step_context():
             total = module.total_loss(made_up(module, size, vocabulary))
@@ -70,6 +70,7 @@ def try_batch(module: L.LightningModule, size: Size, vocabulary: int) -> None:
             total.backward()
             module.zero_grad()
         else:
+            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
             torch.autograd.grad(total, trained, allow_unused=True)  # past the hooks by which processes exchange them
     except torch.OutOfMemoryError:
         raise ValueError(

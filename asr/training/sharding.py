@@ -20,7 +20,7 @@ from asr.model.layers import layers_of
 
 
 def fully_sharded(processes: int) -> ModelParallelStrategy:
-    """Lightning's strategy for modules that shard themselves in `configure_model`."""
+    """Lightning's strategy for so many processes, whose module shards itself in `configure_model`."""
     return ModelParallelStrategy(processes, tensor_parallel_size=1, save_distributed_checkpoint=False)
 
 
@@ -48,5 +48,5 @@ class Sharded:
 
 
 def whole_norm(norm: Tensor) -> Tensor:
-    """Of the gradients of all processes."""
+    """A norm `()` of gradients, over the shares of all processes; each of them gets it."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -5,44 +5,30 @@ from pathlib import Path
 import pytest
 import soundfile
 import torch
-from hydra import compose, initialize_config_dir
 
 from asr.audio.reading import SAMPLE_RATE
-from asr.composition import build_config, register
 from asr.model.encoder_model import EncoderModel
 from asr.model.folder import ModelError
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
-from asr.resources import resource
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
 from asr.training.config import PretrainConfig
 from asr.training.pretraining import Pretraining, pretrain
 from asr.training.run import train
-from tests.training.tones import options
+from tests.training.tones import compose_options, options
 
 SHAPE = {"d_model": 32, "encoder_layers": 2, "subsampling_channels": 8, "dropout": 0}
 
 
 def pretrain_options(sound: Path, out: Path, *overrides: str) -> PretrainConfig:
-    register()
     settings = [
-        f"data.train=[{sound / 'train'}]",
-        f"data.dev=[{sound / 'dev'}]",
-        f"out={out}",
-        "data.batch_seconds=10",
-        "data.global_batch_seconds=10",
-        "data.max_seconds=10",
-        "data.workers=0",
         "masked_prediction.codebooks=2",
         "masked_prediction.codes=32",
         "masked_prediction.mask_start=0.02",
         "masked_prediction.mask_frames=20",
-        "optimizer.lr=5e-3",
-        "precision=32-true",
         *(f"model.{name}={value}" for name, value in SHAPE.items()),
     ]
-    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-        return build_config(compose("pretrain", [*settings, *overrides]))
+    return compose_options("pretrain", sound, out, [*settings, *overrides])
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """A corpus made on the spot, in which spoken digits are tones, one pitch for each word; and options to train on it."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -28,25 +29,24 @@ def write_corpus(folder: Path, utterances: int, seed: int) -> Path:
     return folder
 
 
-def options(corpus: Path, out: Path, *overrides: str) -> TrainConfig:
+def compose_options(name: str, corpus: Path, out: Path, settings: list[str]) -> Any:
+    """Of `conf/<name>.yaml`, for a corpus with the folders train and dev."""
     register()
+    limits = [f"data.{limit}=10" for limit in ("batch_seconds", "global_batch_seconds", "max_seconds")]
+    data = [f"data.train=[{corpus / 'train'}]", f"data.dev=[{corpus / 'dev'}]", f"out={out}", "data.workers=0"]
+    common = [*data, *limits, "optimizer.lr=5e-3", "precision=32-true"]
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        return build_config(compose(name, [*common, *settings]))
+
+
+def options(corpus: Path, out: Path, *overrides: str) -> TrainConfig:
     settings = [
-        f"data.train=[{corpus / 'train'}]",
-        f"data.dev=[{corpus / 'dev'}]",
-        f"out={out}",
-        "data.batch_seconds=10",
-        "data.global_batch_seconds=10",
-        "data.max_seconds=10",
-        "data.workers=0",
         "model.d_model=32",
         "model.encoder_layers=2",
         "model.decoder_layers=1",
         "model.dropout=0",
         "model.subsampling_channels=8",
         "spec_augment.freq_width=5",
-        "optimizer.lr=5e-3",
-        "precision=32-true",
         "average=2",
     ]
-    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-        return build_config(compose("train", [*settings, *overrides]))
+    return compose_options("train", corpus, out, [*settings, *overrides])
