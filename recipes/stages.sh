@@ -1,27 +1,27 @@
 # shellcheck shell=bash disable=SC2034
-# What the recipes share; run.sh sources it. Sets: data text out stage stop_stage options cuts.
+# What the recipes share; run.sh sources it. Sets: out stage stop_stage options cuts, and what
+# the recipe's own flags say.
 
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1} # huge pages: a tenth of a training's time on a CPU
 
-# parse "--data-flag [--text]" DEFAULT_OUT LAST_STAGE ARGUMENT...
+# parse "FLAG..." DEFAULT_OUT LAST_STAGE ARGUMENT...: --FLAG VALUE goes into the variable of that name, and of --out,
+# --stage and --stop-stage; option=value into `options`
 parse() {
-  local flag=${1%% *} text_flag=${1##* }
-  data='' text='' out=$2 stage='' stop_stage=$3 options=() current=''
+  local flags=" $1 out stage stop-stage " name
+  out=$2 stage='' stop_stage=$3 options=() current=''
   shift 3
   while [ $# -gt 0 ]; do
-    case $1 in
-      "$flag" | "$text_flag" | --out | --stage | --stop-stage) [ $# -gt 1 ] || wrong "$1 needs a value" ;;
-      *=*) options+=("$1") && shift && continue ;;
-      *) wrong "unknown argument $1; see the head of run.sh" ;;
-    esac
-    case $1 in
-      "$flag") data=$2 ;;
-      "$text_flag") text=$2 ;;
-      --out) out=$2 ;;
-      --stage) stage=$2 ;;
-      --stop-stage) stop_stage=$2 ;;
-    esac
-    shift 2
+    name=${1#--}
+    if [[ $1 == --* && $flags == *" $name "* ]]; then
+      [ $# -gt 1 ] || wrong "$1 needs a value"
+      printf -v "${name//-/_}" %s "$2"
+      shift 2
+    elif [[ $1 != --* && $1 == *=* ]]; then
+      options+=("$1")
+      shift
+    else
+      wrong "unknown argument $1; see the head of run.sh"
+    fi
   done
   cuts=$out/cuts
   set -E
@@ -67,9 +67,9 @@ run() {
   python -m "$1" "${@:3}" "out=$2" "resume=$resume"
 }
 
-# train EXPERIMENT TRAIN DEV: Hydra lists of cuts
+# train FOLDER EXPERIMENT TRAIN DEV [OPTION...]: Hydra lists of cuts; the command line's options count most
 train() {
-  run asr.train "$out" "experiment=$1" "data.train=$2" "data.dev=$3" ${options[@]+"${options[@]}"}
+  run asr.train "$1" "experiment=$2" "data.train=$3" "data.dev=$4" "${@:5}" ${options[@]+"${options[@]}"}
 }
 
 # language_model TEXT: of the tokens of the model in $out

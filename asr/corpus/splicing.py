@@ -18,7 +18,7 @@ import numpy as np
 from lhotse import MonoCut
 
 from asr.audio.reading import SAMPLE_RATE
-from asr.corpus.utterances import input_kind, iterate, read_cut
+from asr.corpus.utterances import Skipped, input_kind, iterate, read_cut
 
 EDGE = ""  # stands before the first word and after the last
 WINDOW = SAMPLE_RATE // 50  # samples over which loudness is measured
@@ -41,15 +41,20 @@ class Spoken(NamedTuple):
 
 def splice(cuts: Iterable[MonoCut], share: float, rng: random.Random) -> Iterator[tuple[MonoCut, str, np.ndarray]]:
     """Each cut with a transcript and samples `(N,)` in which each word that stands apart was drawn anew with
-    probability `share`; what cannot be read is reported by name and left out.
+    probability `share`; what cannot be read, or whose speaker is not known, is reported by name and left out.
 
-    Raises ValueError for a cut without sound, without a speaker or without the times of its words (`asr.align`)."""
+    Raises ValueError for a cut without sound or without the times of its words (`asr.align`), or where none is left."""
     read = lru_cache(KEPT)(lambda name: read_cut(by_name[name]))
     by_name: dict[str, MonoCut] = {}
     utterances: list[list[Spoken]] = []
     pairs: Counter[tuple[str, str]] = Counter()
     said: dict[str, dict[str, list[Spoken]]] = defaultdict(lambda: defaultdict(list))  # by speaker and by word
+    skipped = Skipped("splicing")
     for cut, samples in iterate(cuts):
+        skipped.total += 1
+        if not cut.supervisions[0].speaker:
+            skipped.add(cut.id, "its speaker is not known, and words are of one voice")
+            continue
         words = _words(cut, samples)
         by_name[cut.id] = cut
         utterances.append(words)
@@ -57,6 +62,9 @@ def splice(cuts: Iterable[MonoCut], share: float, rng: random.Random) -> Iterato
         for word in words:
             if word.apart:
                 said[cut.supervisions[0].speaker][word.text].append(word)
+    skipped.report()
+    if not utterances:
+        raise ValueError("no utterance is left to splice")
     for words in utterances:
         cut = words[0].cut
         own, choice = Counter(_pairs(words)), said[cut.supervisions[0].speaker]
@@ -130,8 +138,6 @@ def _words(cut: MonoCut, samples: np.ndarray) -> list[Spoken]:
     items = (cut.supervisions[0].alignment or {}).get("word")
     if input_kind(cut) != "sound" or not items:
         raise ValueError(f"{cut.id}: the times of its words are not known (asr.align finds them)")
-    if not cut.supervisions[0].speaker:
-        raise ValueError(f"{cut.id}: its speaker is not known, and words are of one voice")
     reaches = [min(REACH, item.duration / 2) for item in items]
     ends = [0.0, *(item.end - reach for item, reach in zip(items, reaches, strict=True))]
     starts = [*(item.start + reach for item, reach in zip(items, reaches, strict=True)), len(samples) / SAMPLE_RATE]

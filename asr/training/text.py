@@ -61,7 +61,7 @@ class TextData(ResumableData):
         return DataLoader(Lines(self.dev_lines), sampler=Resumable(batches), batch_size=None)
 
     def _encoded(self, paths: Sequence[str], tokenizer: Tokenizer, normalize: Normalizer) -> list[np.ndarray]:
-        lines = (tokenizer.encode(text) for line in _lines(paths) if (text := normalize(line)))
+        lines = (tokenizer.encode(text) for line in read_lines(paths) if (text := normalize(line)))
         return [np.array(ids, np.int32) for ids in lines if len(ids) <= self.config.max_tokens]
 
 
@@ -120,7 +120,7 @@ class Batches(Sampler[list[int]]):
         return batches
 
 
-def _lines(paths: Sequence[str]) -> Iterator[str]:
+def read_lines(paths: Sequence[str]) -> Iterator[str]:
     for path in map(Path, paths):
         try:
             with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:

@@ -7,7 +7,8 @@
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
-parse --data exp/an4 6 "$@"
+data=''
+parse data exp/an4 6 "$@"
 
 if begin 1 "cuts of train, dev (5 speakers of train) and test"; then
   if [ -f "$data/etc/an4_train.fileids" ]; then
@@ -24,8 +25,7 @@ if begin 1 "cuts of train, dev (5 speakers of train) and test"; then
 fi
 
 if begin 2 "training a first model (half an hour of one core)"; then
-  run asr.train "$out/first" experiment=an4 "data.train=[$cuts/train.jsonl.gz]" "data.dev=[$cuts/dev.jsonl.gz]" \
-    epochs=60 validate_every=5 model.dropout=0.15 ${options[@]+"${options[@]}"}
+  train "$out/first" an4 "[$cuts/train.jsonl.gz]" "[$cuts/dev.jsonl.gz]" epochs=60 validate_every=5 model.dropout=0.15
   finish
 fi
 
@@ -37,7 +37,7 @@ if begin 3 "new utterances of the training set's words"; then
 fi
 
 if begin 4 "training (conf/experiment/an4.yaml says how long)"; then
-  train an4 "[$cuts/train.jsonl.gz,$cuts/spliced.jsonl.gz]" "[$cuts/dev.jsonl.gz]"
+  train "$out" an4 "[$cuts/train.jsonl.gz,$cuts/spliced.jsonl.gz]" "[$cuts/dev.jsonl.gz]"
   finish
 fi
 

@@ -1,19 +1,25 @@
 #!/usr/bin/env bash
-# The English model that ships: from a folder of corpora to a model folder and a WER table.
-#   recipes/english/run.sh --speech DIR [--text FILE] [--out exp/english] [--stage 1] [--stop-stage 5] [option=value ...]
-# DIR holds *.train.tar, *.dev.tar and perhaps *.test.tar (a manifest.jsonl and its audio in each); FILE is text for a
-# language model, a sentence a line (.xz, .gz or plain).
+# The English model that ships: from a folder of corpora to a model folder and a WER table. A first training on the
+# speech as it is; a second goes on with it, with as much again that is spliced from its words, and distorts it all.
+#   recipes/english/run.sh --speech DIR [--text FILE] [--kokoro DIR] [--out exp/english] [--stage 1] [--stop-stage 8]
+#                          [option=value ...]
+# --speech holds *.train.tar, *.dev.tar and perhaps *.test.tar (a manifest.jsonl and its audio in each); --text is for a
+# language model, a sentence a line (.xz, .gz or plain); --kokoro holds kokoro.onnx and voices/, which then speak 8,000
+# sentences of the text for the training (recipes/synthesis).
 # Options of asr.train may follow. A run that was interrupted goes on with the stage that it was in.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
-parse "--speech --text" exp/english 5 "$@"
+speech='' text='' kokoro=''
+parse "speech text kokoro" exp/english 8 "$@"
+shopt -s nullglob
+[ -z "$kokoro" ] || [ -n "$text" ] || wrong "--kokoro speaks sentences of --text FILE, which is missing"
 
 if begin 1 cuts; then
   for part in train dev; do
-    compgen -G "$data/*.$part.tar" > /dev/null || wrong "--speech '$data' holds no *.$part.tar"
+    compgen -G "$speech/*.$part.tar" > /dev/null || wrong "--speech '$speech' holds no *.$part.tar"
   done
-  for tar in "$data"/*.tar; do
+  for tar in "$speech"/*.tar; do
     name=$(basename "$tar" .tar)
     python -m asr.corpus prepare "$tar" --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
   done
@@ -23,17 +29,38 @@ if begin 1 cuts; then
   finish
 fi
 
-if begin 2 "training (conf/experiment/english.yaml says how long)"; then
-  train english "$(joined "$cuts"/*.train.jsonl.gz)" "$(joined "$cuts"/*.some.jsonl.gz)"
+if [ -n "$kokoro" ] && begin 2 "synthetic speech"; then
+  python "$(dirname "${BASH_SOURCE[0]}")/../synthesis/sentences.py" --kokoro "$kokoro/kokoro.onnx" \
+    --voices "$kokoro/voices" --text "$text" --exclude "$cuts"/*.dev.jsonl.gz "$cuts"/*.test.jsonl.gz \
+    --utterances 8000 --processes "$(nproc)" --out "$cuts/synthetic"
+  python -m asr.corpus prepare "$cuts/synthetic/manifest.jsonl" --out "$cuts/synthetic.train.jsonl.gz"
   finish
 fi
 
-if [ -n "$text" ] && begin 3 "language model"; then
+if begin 3 "training (conf/experiment/english.yaml says how long)"; then
+  train "$out/first" english "$(joined "$cuts"/*.train.jsonl.gz)" "$(joined "$cuts"/*.some.jsonl.gz)"
+  finish
+fi
+
+if begin 4 "new utterances of the training speech's words"; then
+  rm -rf "$cuts/spliced"
+  python -m asr.align "$cuts"/*.train.jsonl.gz --model "$out/first/model" --out "$cuts/aligned.jsonl.gz"
+  python -m asr.corpus splice "$cuts/aligned.jsonl.gz" --wav "$cuts/spliced" --out "$cuts/spliced.jsonl.gz"
+  finish
+fi
+
+if begin 5 "training on, distorted (conf/experiment/english_distorted.yaml says how long)"; then
+  train "$out" english_distorted "$(joined "$cuts"/*.train.jsonl.gz "$cuts/spliced.jsonl.gz")" \
+    "$(joined "$cuts"/*.some.jsonl.gz)" "init_from=$out/first/model"
+  finish
+fi
+
+if [ -n "$text" ] && begin 6 "language model"; then
   language_model "$text"
   finish
 fi
 
-if begin 4 "weights of decoding, confidences"; then
+if begin 7 "weights of decoding, confidences"; then
   fused=()
   [ ! -d "$out/lm/model" ] || fused=(--lm "$out/lm/model" --lm-weights 0.3 0.5 --beam-size 5)
   python -m asr.tune "$cuts"/*.some.jsonl.gz --model "$out/model" --ctc-weights 0.3 0.5 --length-bonuses 0 0.5 \
@@ -41,12 +68,11 @@ if begin 4 "weights of decoding, confidences"; then
   finish
 fi
 
-if begin 5 WER; then
+if begin 8 WER; then
   {
     echo "| set | WER, errors |"
     echo "| --- | --- |"
     for set in "$cuts"/*.dev.jsonl.gz "$cuts"/*.test.jsonl.gz; do
-      [ -e "$set" ] || continue
       errors=$(wer "$set")
       echo "| $(basename "$set" .jsonl.gz) | $errors |"
     done

