@@ -72,6 +72,13 @@ train() {
   run asr.train "$1" "experiment=$2" "data.train=$3" "data.dev=$4" "${@:5}" ${options[@]+"${options[@]}"}
 }
 
+# splice MODEL COPIES CUTS...: new utterances of the words of CUTS, in $cuts/spliced.jsonl.gz
+splice() {
+  rm -rf "$cuts/spliced"
+  python -m asr.align "${@:3}" --model "$1" --out "$cuts/aligned.jsonl.gz"
+  python -m asr.corpus splice "$cuts/aligned.jsonl.gz" --copies "$2" --wav "$cuts/spliced" --out "$cuts/spliced.jsonl.gz"
+}
+
 # language_model TEXT: of the tokens of the model in $out
 language_model() {
   run asr.train_lm "$out/lm" "tokenizer=$out/model" "data.train=[$1]" export=float16

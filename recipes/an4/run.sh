@@ -30,9 +30,7 @@ if begin 2 "training a first model (half an hour of one core)"; then
 fi
 
 if begin 3 "new utterances of the training set's words"; then
-  rm -rf "$cuts/spliced"
-  python -m asr.align "$cuts/train.jsonl.gz" --model "$out/first/model" --out "$cuts/aligned.jsonl.gz"
-  python -m asr.corpus splice "$cuts/aligned.jsonl.gz" --copies 3 --wav "$cuts/spliced" --out "$cuts/spliced.jsonl.gz"
+  splice "$out/first/model" 3 "$cuts/train.jsonl.gz"
   finish
 fi
 

@@ -43,9 +43,7 @@ if begin 3 "training (conf/experiment/english.yaml says how long)"; then
 fi
 
 if begin 4 "new utterances of the training speech's words"; then
-  rm -rf "$cuts/spliced"
-  python -m asr.align "$cuts"/*.train.jsonl.gz --model "$out/first/model" --out "$cuts/aligned.jsonl.gz"
-  python -m asr.corpus splice "$cuts/aligned.jsonl.gz" --wav "$cuts/spliced" --out "$cuts/spliced.jsonl.gz"
+  splice "$out/first/model" 1 "$cuts"/*.train.jsonl.gz
   finish
 fi
 

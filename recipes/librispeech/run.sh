@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # LibriSpeech from the download to a WER table: 100 h, 960 h, or 5 h (Mini LibriSpeech).
 #   recipes/librispeech/run.sh --data DIR [--subset 100|960|mini] [--out exp/librispeech_100] [--stage 1]
-#                              [--stop-stage 5] [--text FILE] [option=value ...]
+#                              [--stop-stage 7] [--text FILE] [option=value ...]
 # DIR holds LibriSpeech/train-clean-100 and so on, or will: what is missing is fetched from OpenSLR ($URL elsewhere).
 # FILE is text for a language model, a sentence a line (.gz, .xz or plain); without it there is none.
 # Options of asr.train may follow. The same command goes on where a run was interrupted.
@@ -10,7 +10,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
 
 data='' text='' subset=100
-parse "data text subset" '' 5 "$@"
+parse "data text subset" '' 7 "$@"
 case $subset in
   100) experiment=librispeech_100 train=(train-clean-100) dev=(dev-clean dev-other) test=(test-clean test-other) ;;
   960)
@@ -47,18 +47,31 @@ files() {
   joined "${found[@]}"
 }
 
+first=$out
+[ "$subset" != mini ] || first=$out/first # so little speech is spliced, and a second training goes on with it
+
 if begin 3 "tokenizer, statistics and training (conf/experiment/$experiment.yaml says how long)"; then
-  train "$out" "$experiment" "$(files "${train[@]}")" "$(files "${dev[0]}")"
+  train "$first" "$experiment" "$(files "${train[@]}")" "$(files "${dev[0]}")"
   finish
 fi
 
-if [ -n "$text" ] && begin 4 "language model, and its weight"; then
+if [ "$first" != "$out" ] && begin 4 "new utterances of the training speech's words"; then
+  splice "$first/model" 2 "$cuts/${train[0]}.jsonl.gz"
+  finish
+fi
+
+if [ "$first" != "$out" ] && begin 5 "training on (conf/experiment/${experiment}_spliced.yaml says how long)"; then
+  train "$out" "${experiment}_spliced" "$(files "${train[@]}" spliced)" "$(files "${dev[0]}")" "init_from=$first/model"
+  finish
+fi
+
+if [ -n "$text" ] && begin 6 "language model, and its weight"; then
   language_model "$text"
   python -m asr.tune "$cuts/${dev[0]}.jsonl.gz" --model "$out/model" --lm "$out/lm/model" --lm-weights 0 0.3 0.5 --write
   finish
 fi
 
-if begin 5 "WER"; then
+if begin 7 "WER"; then
   {
     echo "| set | WER, errors |"
     echo "| --- | --- |"
