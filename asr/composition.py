@@ -21,6 +21,8 @@ from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
 
 OPTIONS = "config.yaml"  # in the folder of a training: the options that it was started with
 
+SHAPE = ("model.", "tokenizer.", "features.")  # options that a training cannot be resumed without
+
 
 def register() -> None:
     """Tells Hydra the schemas, so that types are checked, the model presets as the group `model`, and how to find what
@@ -71,12 +73,18 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
 def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]) -> DictConfig:
     """The options that the training in `composed.out` was started with, and over them what was `typed` this time.
 
-    Raises ValueError where no training is there to resume."""
+    Raises ValueError where no training is there to resume, or what was typed gives the model another shape."""
     saved = Path(composed.out) / OPTIONS
     if not saved.is_file():
         raise ValueError(f"resume=true: no training was started in out={composed.out}")
     fields = [word for word in typed if word.split("=")[0] not in ("model", "experiment")]
-    return OmegaConf.merge(_writable(schema), OmegaConf.load(saved), OmegaConf.from_dotlist(fields))
+    options = OmegaConf.load(saved)
+    resumed = OmegaConf.merge(_writable(schema), options, OmegaConf.from_dotlist(fields))
+    for name in (word.split("=")[0] for word in fields):
+        before, now = OmegaConf.select(options, name), OmegaConf.select(resumed, name)
+        if name.startswith(SHAPE) and name != "model.dropout" and before != now:
+            raise ValueError(f"resume=true: {name} is {before} in the training that is to be resumed, not {now}")
+    return resumed
 
 
 def _writable(config: object) -> DictConfig:

@@ -38,8 +38,10 @@ def main(argv: list[str] | None = None) -> None:
         from asr.corpus import open_corpus
 
         recognizer = load_recognizer(args)
+        if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
         figures = evaluate(recognizer, open_corpus(args.corpus), args.out)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         fail("asr.evaluate", error)
     if figures is None:
         return

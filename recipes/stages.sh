@@ -23,6 +23,7 @@ parse() {
       wrong "unknown argument $1; see the head of run.sh"
     fi
   done
+  [[ ${stage:-1}$stop_stage =~ ^[0-9]+$ ]] || wrong "--stage and --stop-stage are numbers"
   cuts=$out/cuts
   set -E
   trap 'failed' ERR
@@ -38,7 +39,8 @@ failed() {
   [ -z "$current" ] || echo "run.sh: stage $current failed; the same command goes on with it" >&2
 }
 
-# begin NUMBER TITLE: whether the stage is to run, and says so. One that was done runs again where --stage asks for it.
+# begin NUMBER TITLE: whether the stage is to run, and says so. One that was done runs again where --stage asks for it,
+# or a stage before it was done again; one that was interrupted goes on.
 begin() {
   [ "${stage:-1}" -le "$1" ] && [ "$stop_stage" -ge "$1" ] || return 1
   if [ -z "$stage" ] && [ -e "$out/.done/$1" ]; then
@@ -46,16 +48,25 @@ begin() {
     return 1
   fi
   current=$1
+  mkdir -p "$out/.done" "$out/.stale" "$out/.trained"
+  if [ -e "$out/.done/$1" ] || [ -e "$out/.stale/$1" ]; then
+    if [ -e "$out/.trained/$1" ]; then
+      while read -r folder; do rm -rf "$folder/checkpoints" "$folder/tensorboard"; done < "$out/.trained/$1"
+    fi
+    rm -f "$out"/.{done,stale,trained}/"$1"
+  fi
   echo "Stage $1: $2"
 }
 
 # finish: the stage that was begun is done; what was made from its results before is not
 finish() {
   local later
-  mkdir -p "$out/.done"
   touch "$out/.done/$current"
-  for later in "$out"/.done/*; do
-    [ "$(basename "$later")" -le "$current" ] || rm "$later"
+  for later in "$out"/.done/* "$out"/.trained/*; do
+    if [ -e "$later" ] && [ "$(basename "$later")" -gt "$current" ]; then
+      touch "$out/.stale/$(basename "$later")"
+      rm -f "$out/.done/$(basename "$later")"
+    fi
   done
   current=''
 }
@@ -63,7 +74,8 @@ finish() {
 # run COMMAND FOLDER OPTION...: a training in FOLDER; goes on where it was interrupted
 run() {
   local resume=false
-  [ -e "$2/checkpoints/last.ckpt" ] && resume=true
+  [ ! -e "$2/checkpoints/last.ckpt" ] || resume=true
+  echo "$2" >> "$out/.trained/$current"
   python -m "$1" "${@:3}" "out=$2" "resume=$resume"
 }
 

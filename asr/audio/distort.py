@@ -57,7 +57,8 @@ class Distortion(nn.Module):
             x, own_lens = samples[rows], lens[rows]
             if each.name == "voices":
                 others = (chosen + torch.randint(1, max(2, len(samples)), chosen.shape)) % len(samples)
-                y = add_voice(x, own_lens, clean[others.to(samples.device, non_blocking=True)])
+                others = others.to(samples.device, non_blocking=True)
+                y = add_voice(x, own_lens, clean[others], lens[others])
             else:
                 y = EFFECTS[each.name](x, own_lens)
             real = torch.arange(x.shape[1], device=x.device) < own_lens[:, None]
@@ -89,10 +90,9 @@ def add_noise(x: Tensor, lens: Tensor) -> Tensor:
     return mix(x, lens, torch.fft.irfft(spectrum, size)[:, :N], lens, _uniform(B, 5, 25))
 
 
-def add_voice(x: Tensor, lens: Tensor, other: Tensor) -> Tensor:
-    """Other utterances `(B, N)`, as they lie in their batch, beneath `x`."""
-    everywhere = torch.full_like(lens, other.shape[1])
-    return mix(x, lens, other, everywhere, _uniform(len(x), 5, 20))
+def add_voice(x: Tensor, lens: Tensor, other: Tensor, other_lens: Tensor) -> Tensor:
+    """Other utterances `(B, N)`, of which `other_lens (B,)` are real, beneath `x`."""
+    return mix(x, lens, other, other_lens, _uniform(len(x), 5, 20))
 
 
 def narrow(x: Tensor, lens: Tensor) -> Tensor:

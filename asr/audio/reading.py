@@ -6,11 +6,13 @@ Everything streams in blocks, so that a file of any length is read in bounded me
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
 import sys
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,7 +25,9 @@ AUDIO_SUFFIXES = frozenset(
     for name in "wav flac ogg oga opus mp3 aiff aif au sph m4a mp4 webm mkv aac wma".split()  # noqa: SIM905
 )
 MATRIX_SUFFIXES = frozenset({".npy", ".pt"})
+UNKNOWN = 2**60  # samples and more in the header of a file that was written to a pipe
 _BLOCK_SECONDS = 30
+_FINEST = 640  # parts of a sample at 16 kHz in which other rates are counted: 11,025 Hz needs so many
 
 Source = str | os.PathLike | bytes | BinaryIO
 
@@ -59,14 +63,13 @@ def read_duration(source: Source, name: str | None = None) -> float:
     import soundfile
 
     name = name or str(source)
-    file = _open(source, name)
-    try:
-        return soundfile.info(file).duration
-    except soundfile.LibsndfileError:
+    with _open(source, name) as file:
+        with contextlib.suppress(soundfile.LibsndfileError):
+            info = soundfile.info(file)
+            if info.frames < UNKNOWN:
+                return info.duration
         file.seek(0)
         return len(read_audio(file, name)) / SAMPLE_RATE
-    finally:
-        file.close()
 
 
 def read_matrix(path: str | os.PathLike) -> np.ndarray:
@@ -121,6 +124,10 @@ def _decode(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
         file.seek(0)
         yield from _decode_with_av(file, name, str(error))
         return
+    if sound.frames >= UNKNOWN:  # libsndfile loses its place in it
+        file.seek(0)
+        yield from _decode_with_av(file, name, "the header does not say how long it is.")
+        return
     with sound:
         mono = (
             block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
@@ -162,7 +169,7 @@ def _decode_with_av(file: BinaryIO, name: str, reason: str) -> Iterator[np.ndarr
     try:
         import av
     except ImportError:
-        raise AudioError(f"{name}: {reason} For m4a, mp4 or webm: pip install 'asr[av]'") from None
+        raise AudioError(f"{name}: {reason} FFmpeg may read it: pip install 'asr[av]'") from None
     try:
         with av.open(file) as container:
             resampler = av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
@@ -176,16 +183,18 @@ def _decode_with_av(file: BinaryIO, name: str, reason: str) -> Iterator[np.ndarr
 
 
 def _resample(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:
-    """Block by block, with as much of the neighbours as the filter reaches: the same samples as in one piece."""
-    if rate == SAMPLE_RATE:
+    """Block by block, with as much of the neighbours as the filter reaches: the same samples as in one piece.
+
+    A rate that has hardly a divisor in common with 16 kHz, whose filters would be as many, is taken as one that has."""
+    ratio = Fraction(rate, SAMPLE_RATE).limit_denominator(_FINEST)
+    if ratio == 1:
         yield from blocks
         return
     import torch
 
     from asr.audio._torchaudio import functional
 
-    divisor = math.gcd(rate, SAMPLE_RATE)
-    step_in, step_out = rate // divisor, SAMPLE_RATE // divisor
+    step_in, step_out = ratio.numerator, ratio.denominator
     reach = math.ceil(0.01 * rate / step_in)  # 10 ms of context on each side, in steps
     buffer, done, first = np.zeros(0, np.float32), False, True
     while not done:
@@ -197,6 +206,6 @@ def _resample(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:
         if not done and steps <= 0:
             continue
         chunk = buffer if done else buffer[: (left + steps + reach) * step_in]
-        out = functional.resample(torch.from_numpy(chunk), rate, SAMPLE_RATE).numpy()
+        out = functional.resample(torch.from_numpy(chunk), step_in, step_out).numpy()
         yield out[left * step_out :] if done else out[left * step_out : (left + steps) * step_out]
         buffer, first = buffer[(left + steps - reach) * step_in :] if not done else buffer, False

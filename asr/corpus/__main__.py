@@ -25,7 +25,7 @@ from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
 from asr.corpus.shards import write_shards
-from asr.corpus.utterances import Utterance, iterate, make_cuts
+from asr.corpus.utterances import Utterance, input_kind, iterate, make_cuts
 
 
 def download(args: argparse.Namespace) -> None:
@@ -42,6 +42,8 @@ def prepare(args: argparse.Namespace) -> None:
 
 def _copies(cuts: CutSet, folder: Path) -> Iterator[MonoCut]:
     for cut, sound in iterate(cuts):
+        if input_kind(cut) != "sound":
+            raise ValueError(f"--wav is for sound, and {cut.id} is {input_kind(cut)}")
         said = cut.supervisions[0]
         yield _as_wav(cut.id, sound, said.text or "", said.speaker, folder)
 
@@ -98,7 +100,9 @@ def shard(args: argparse.Namespace) -> None:
 
 def _write(cuts: CutSet, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    cuts.to_file(path)
+    unfinished = path.with_name(f".{path.name}")  # whose suffix tells Lhotse how to write
+    cuts.to_file(unfinished)
+    unfinished.rename(path)
     _say(cuts, path)
 
 

@@ -11,14 +11,21 @@ from asr.corpus.utterances import Utterance
 
 def read_folder(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
     """The utterances under `folder`; ids are paths relative to it, without suffix. Files without a `.txt` are not
-    part of a `transcribed` corpus. Raises ValueError where it has none."""
+    part of a `transcribed` corpus. Raises ValueError where it has none, or a `.txt` is not in UTF-8."""
     found = False
     for path in sorted(folder.rglob("*")):
         transcript = path.with_suffix(".txt")
         if path.suffix.lower() in AUDIO_SUFFIXES | MATRIX_SUFFIXES and (transcript.is_file() or not transcribed):
             found = True
-            text = " ".join(transcript.read_text(encoding="utf-8").split()) if transcribed else ""
+            text = _words(transcript) if transcribed else ""
             yield Utterance(str(path.relative_to(folder).with_suffix("")), path, text)
     if not found:
         beside = " with a .txt of the same name beside it" if transcribed else ""
         raise ValueError(f"{folder}: no audio file{beside}")
+
+
+def _words(transcript: Path) -> str:
+    try:
+        return " ".join(transcript.read_text(encoding="utf-8-sig").split())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{transcript}: not text in UTF-8 ({error})") from None

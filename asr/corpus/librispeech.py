@@ -5,12 +5,14 @@ for each."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import logging
 import shutil
 import tarfile
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,31 +44,49 @@ def read_librispeech(folder: Path) -> Iterator[Utterance]:
 def download_librispeech(part: str, folder: Path, url: str = OPENSLR) -> Path:
     """Fetches a part (`train-clean-100`, `dev-clean-2`, ...) and unpacks it: `folder / LibriSpeech / part`.
 
-    What is there already is left alone; a download that broke off goes on where it stopped. The archive's MD5 sum is
-    compared with the one published beside it. Raises ValueError for an unknown part, a server that cannot be reached,
-    or an archive that is not what was published (it is deleted)."""
+    What is there already is left alone: the folder, and a whole archive, which is unpacked and kept; a download that
+    broke off goes on where it stopped. The archive's MD5 sum is compared with the one published beside it. Raises
+    ValueError for an unknown part, a server that cannot be reached, or an archive that is not what was published or
+    cannot be unpacked (it is deleted)."""
     if part not in NUMBERS:
         raise ValueError(f"{part} is no part of LibriSpeech: {', '.join(NUMBERS)}")
     place = folder / "LibriSpeech" / part
-    if (place / ".completed").is_file():
+    if place.is_dir():
         return place
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"{part}.tar.gz"
     source = f"{url}/{NUMBERS[part]}"
     try:
         published = _published_sum(f"{source}/md5sum.txt", archive.name)
-        resumable_download(f"{source}/{archive.name}", archive)
+        fetched = not (published and archive.is_file() and _md5(archive) == published)
+        if fetched:
+            resumable_download(f"{source}/{archive.name}", archive)
     except OSError as error:  # of the network, or of the disk
         raise ValueError(f"{source}/{archive.name}: {error}; the same command goes on where it stopped") from None
-    if published and _md5(archive) != published:
+    if fetched and published and _md5(archive) != published:
         archive.unlink()
         raise ValueError(f"{archive}: its MD5 sum is not the published one; deleted, run the same command again")
-    shutil.rmtree(place, ignore_errors=True)
-    with tarfile.open(archive) as tar:
-        safe_extract(tar, path=folder)
-    (place / ".completed").touch()
-    archive.unlink()
+    try:
+        _unpack(archive, folder)
+    except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        archive.unlink()
+        raise ValueError(f"{archive}: {error}; deleted, run the same command again") from None
+    if fetched:
+        archive.unlink()
     return place
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """What the archive has and `folder` has not: a part is there as a whole or not at all."""
+    unpacked = folder / f"{archive.name}.unpacked"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    with tarfile.open(archive) as tar:
+        safe_extract(tar, path=unpacked)
+    (folder / "LibriSpeech").mkdir(exist_ok=True)
+    for item in (unpacked / "LibriSpeech").iterdir():
+        if not (folder / "LibriSpeech" / item.name).exists():
+            item.rename(folder / "LibriSpeech" / item.name)
+    shutil.rmtree(unpacked)
 
 
 def _published_sum(url: str, name: str) -> str | None:

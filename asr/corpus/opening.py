@@ -12,7 +12,7 @@ from asr.corpus.an4 import read_an4
 from asr.corpus.folder import read_folder
 from asr.corpus.librispeech import is_librispeech, read_librispeech
 from asr.corpus.manifest import read_manifest, read_tar
-from asr.corpus.shards import is_shards, read_shards
+from asr.corpus.shards import is_shards, named, read_shards
 from asr.corpus.utterances import Utterance, make_cuts
 
 FORMS = (
@@ -42,7 +42,9 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
     if path.name.endswith(".jsonl.gz"):
         if not path.is_file():
             raise ValueError(f"{path}: no such file")
-        return _single(CutSet.from_file(path).to_eager(), path, transcribed)
+        with named(path):
+            cuts = CutSet.from_file(path).to_eager()
+        return _single(cuts, path, transcribed)
     return make_cuts(_utterances(path, transcribed), str(path))
 
 

@@ -71,7 +71,7 @@ def read_shards(folder: str | Path) -> CutSet:
     if "://" not in folder and not (Path(folder) / INDEX).is_file():
         return CutSet.from_cuts(_index(Path(folder), f"{folder}/")).to_eager()
     path = f"{folder}/{INDEX}"
-    with _named(path):
+    with named(path):
         packed = fetch(path) if "://" in folder else Path(path).read_bytes()
         cuts = [deserialize_item(json.loads(line)) for line in gzip.decompress(packed).splitlines()]
         for cut in cuts:
@@ -81,7 +81,7 @@ def read_shards(folder: str | Path) -> CutSet:
 
 
 @contextlib.contextmanager
-def _named(path: str | Path) -> Iterator[None]:
+def named(path: str | Path) -> Iterator[None]:
     """Whatever a damaged file leads to is a ValueError that names it."""
     try:
         yield
@@ -93,9 +93,9 @@ def _index(folder: Path, prefix: str) -> Iterator[MonoCut]:
     """The cuts of all shards in a folder, with their tars (named after `prefix`) and where in them their sound lies."""
     for path in sorted(folder.glob("recording.*.tar")):
         metadata = path.with_name(path.name.replace("recording", "cuts", 1)).with_suffix(".jsonl.gz")
-        with _named(path), tarfile.open(path, "r:") as tar:
+        with named(path), tarfile.open(path, "r:") as tar:
             sounds = {m.name.rpartition(".")[0]: m for m in tar if not m.name.endswith((".json", ".nodata"))}
-        with _named(metadata):
+        with named(metadata):
             cuts = list(CutSet.from_file(metadata))
         for cut in cuts:
             if cut.id not in sounds:

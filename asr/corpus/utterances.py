@@ -131,7 +131,7 @@ def _make_cut(utterance: Utterance) -> MonoCut:
             raise AudioError(f"{path}: an empty source")
     elif path.suffix in MATRIX_SUFFIXES:
         matrix = read_matrix(path)
-        custom.update(matrix=str(path), width=matrix.shape[1])
+        custom.update(matrix=str(path.absolute()), width=matrix.shape[1])
         recording, duration = None, len(matrix) / STEPS_PER_SECOND
     else:
         if utterance.tar_offset is None:
@@ -145,7 +145,7 @@ def _make_cut(utterance: Utterance) -> MonoCut:
             raise AudioError(f"{path}: no sound in it")
         recording = Recording(
             id=utterance.id,
-            sources=[AudioSource(type="file", channels=[0], source=str(path))],
+            sources=[AudioSource(type="file", channels=[0], source=str(path.absolute()))],
             sampling_rate=SAMPLE_RATE,
             num_samples=round((utterance.offset + duration) * SAMPLE_RATE),
             duration=utterance.offset + duration,

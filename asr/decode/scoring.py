@@ -101,7 +101,18 @@ def transcribe_cuts(
 ) -> Transcribed:
     """Transcribes the cuts; what cannot be read is reported by name and left out. `progress` is told the seconds done.
 
-    Raises ValueError where the model cannot take what was read (sound instead of matrices, or of another width)."""
+    Raises ValueError where nothing could be read, or the model cannot take what was (sound instead of matrices, or of
+    another width)."""
+    return _some(_transcribe(recognizer, cuts, progress))
+
+
+def _some(done: Transcribed) -> Transcribed:
+    if not done.cuts:
+        raise ValueError("no utterance could be read")
+    return done
+
+
+def _transcribe(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None) -> Transcribed:
     normalize = recognizer.model.normalize
     read = []
 
@@ -129,7 +140,7 @@ def transcribe_together(
     if world == 1:
         return transcribe_cuts(recognizer, cuts, progress)
     dealt = list(cuts)[rank::world]
-    done = transcribe_cuts(recognizer, CutSet.from_cuts(dealt), progress)
+    done = _transcribe(recognizer, CutSet.from_cuts(dealt), progress)
     place = {cut.id: rank + world * i for i, cut in enumerate(dealt)}
     rows = zip(done.cuts, done.references, done.hypotheses, done.transcripts, strict=True)
     mine = [(place[row[0].id], *row) for row in rows]
@@ -139,8 +150,9 @@ def transcribe_together(
     torch.distributed.destroy_process_group()
     if everything is None:
         return None
-    _, *columns = zip(*sorted((row for _, part in everything for row in part), key=itemgetter(0)), strict=True)
-    return Transcribed(*map(list, columns), max(seconds for seconds, _ in everything))
+    rows = sorted((row for _, part in everything for row in part), key=itemgetter(0))
+    columns = [[row[i] for row in rows] for i in range(1, 5)]
+    return _some(Transcribed(*columns, max(seconds for seconds, _ in everything)))
 
 
 def _errors(process, references: Sequence[str], hypotheses: Sequence[str]) -> Errors:

@@ -20,6 +20,7 @@ from asr.model.folder import ModelError, WithoutStartValues
 from asr.model.positions import sinusoids_in_halves
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
+from asr.text.loading import save_tokenizer
 from asr.text.speech2text import Speech2TextTokenizer
 from asr.text.tokenizer import Tokenizer
 from asr.text.whisper import WhisperTokenizer
@@ -100,7 +101,7 @@ def export_model(model: SpeechModel, folder: str | Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     description = (_whisper_description if is_whisper else _speech2text_description)(model)
     (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-    model.tokenizer.save(folder)
+    save_tokenizer(model.tokenizer, folder)
 
 
 def _names(config: ModelConfig, column: int) -> dict[str, str]:

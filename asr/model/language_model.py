@@ -16,7 +16,7 @@ from asr.model.decoder import TokenStack
 from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
 from asr.model.layers import TransformerEncoderLayer
 from asr.model.masks import causal_mask
-from asr.text.loading import load_tokenizer
+from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.text.tokenizer import Tokenizer
 
 
@@ -61,7 +61,7 @@ class TextModel(nn.Module):
         """Writes the model folder; `dtype` is that of the weights on disk."""
         description = {"language_model": self.transformer.config.to_dict(), "normalizer": self.normalizer_name}
         write_folder(folder, self.transformer, description, dtype)
-        self.tokenizer.save(folder)
+        save_tokenizer(self.tokenizer, folder)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> TextModel:

@@ -16,7 +16,7 @@ from asr.model.config import ModelConfig
 from asr.model.encoder import check_front_end
 from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
 from asr.model.transformer import Output, Transformer
-from asr.text.loading import load_tokenizer
+from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.text.normalizer import get_normalizer
 from asr.text.tokenizer import Tokenizer
 
@@ -53,7 +53,7 @@ class SpeechModel(nn.Module):
             "normalizer": self.normalizer_name,
         }
         write_folder(folder, self, description, dtype)
-        self.tokenizer.save(folder)
+        save_tokenizer(self.tokenizer, folder)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> SpeechModel:

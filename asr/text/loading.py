@@ -11,6 +11,15 @@ from asr.text.whisper import WhisperTokenizer
 KINDS = (CharTokenizer, BPETokenizer, WhisperTokenizer, Speech2TextTokenizer)
 
 
+def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
+    """Writes a tokenizer into a folder, in the place of any other that is there."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for kind in KINDS:
+        if not isinstance(tokenizer, kind):
+            (Path(folder) / kind.file_name).unlink(missing_ok=True)
+    tokenizer.save(folder)
+
+
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer in a model folder. Raises FileNotFoundError where there is none."""
     for kind in KINDS:

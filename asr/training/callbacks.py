@@ -87,7 +87,8 @@ class Samples(L.Callback):
     batch = None
 
     def on_validation_batch_end(self, trainer, module: SpeechTraining, outputs, batch, batch_idx, dataloader_idx=0):
-        self.batch = self.batch or batch
+        if self.batch is None and len(batch.lens):
+            self.batch = batch
 
     def on_validation_epoch_end(self, trainer: L.Trainer, module: SpeechTraining) -> None:
         if trainer.sanity_checking or trainer.logger is None or not trainer.is_global_zero:

@@ -45,10 +45,11 @@ class SoundConfig:
 class DataConfig(SoundConfig):
     """Where the speech and its transcripts are."""
 
-    normalizer: str = "english"  # english, neutral or none
+    normalizer: str = "auto"  # english, neutral, none, or auto: that of the model whose tokenizer is kept, else english
 
     def __post_init__(self):
-        get_normalizer(self.normalizer)
+        if self.normalizer != "auto":
+            get_normalizer(self.normalizer)
         super().__post_init__()
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
+from asr.training.averaging import average_checkpoints, best_checkpoints
 from asr.training.callbacks import EpochTimer
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy, targets
@@ -87,8 +88,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
     logger.info("%d lines, %.1f M tokens, %.1f M parameters", len(data.train_lines), data.tokens / 1e6, parameters)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
-    best = torch.load(trainer.checkpoint_callback.best_model_path, weights_only=True)["state_dict"]
-    module.load_state_dict(best)
+    module.load_state_dict(average_checkpoints(best_checkpoints(Path(config.out))[:1], prefix=""))
     perplexity = math.exp(trainer.validate(module, data, verbose=False)[0]["dev/loss"])
     folder = Path(config.out) / "model"
     if trainer.is_global_zero:
@@ -100,7 +100,11 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
 def _trainer(config: LMTrainConfig, data: TextData) -> L.Trainer:
     checkpoints = Path(config.out) / "checkpoints"
     best = ModelCheckpoint(
-        checkpoints, filename="{epoch:03d}-{dev/loss:.4f}", auto_insert_metric_name=False, monitor="dev/loss"
+        checkpoints,
+        filename="{epoch:03d}-{dev/loss:.4f}",
+        auto_insert_metric_name=False,
+        monitor="dev/loss",
+        enable_version_counter=False,
     )
     on_terminal = sys.stderr.isatty()
     return L.Trainer(

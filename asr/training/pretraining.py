@@ -82,7 +82,11 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
     model = EncoderModel(config.features, replace(config.model, input_dim=config.features.dim))
     data.fit_to(model.front_end, model.encoder)
     best = ModelCheckpoint(
-        out / "checkpoints", filename="{epoch:03d}-{dev/loss:.4f}", auto_insert_metric_name=False, monitor="dev/loss"
+        out / "checkpoints",
+        filename="{epoch:03d}-{dev/loss:.4f}",
+        auto_insert_metric_name=False,
+        monitor="dev/loss",
+        enable_version_counter=False,
     )
     latest = Latest(out / "checkpoints", config.save_minutes)
     line = EpochLine(data.train_seconds, {"dev/accuracy": "dev accuracy {:.1f} %"})

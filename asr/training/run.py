@@ -12,10 +12,11 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, WeightAveraging
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from asr.audio.distort import DistortionConfig
 from asr.decode.search import check_options
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
-from asr.text.loading import load_tokenizer
+from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.training.averaging import average_checkpoints, best_checkpoints, interpolate
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
 from asr.training.callbacks import EpochLine, Samples
@@ -37,33 +38,37 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     is not to be resumed."""
     out = Path(config.out)
     last = begin(config)
-    data = SpeechData(config.data, config.seed)
     origin = load_origin(config) if config.init_from else None
     text_model = TextModel.load(config.init_decoder_from) if config.init_decoder_from else None
+    writes = text_model or (origin if isinstance(origin, SpeechModel) and not config.new_tokenizer else None)
+    if config.data.normalizer == "auto":
+        config.data.normalizer = writes.normalizer_name if writes else "english"
+    data = SpeechData(config.data, config.seed)
     if last:
         tokenizer = load_tokenizer(out)
-    elif text_model:
-        tokenizer = text_model.tokenizer
-    elif isinstance(origin, SpeechModel) and not config.new_tokenizer:
-        tokenizer = origin.tokenizer
+    elif writes:
+        tokenizer = writes.tokenizer
     else:
         tokenizer = build_tokenizer(config.tokenizer, data.texts())
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(out)
     model = adapt_model(origin, config, tokenizer) if origin else build_model(config, tokenizer)
     if text_model:
         start_decoder(model, text_model)
+    takes = model.front_end.config.takes
+    if config.distortion != DistortionConfig() and takes != "sound":
+        raise ValueError(f"distortion is of sound, and this model takes {takes}")
     if config.loss.consistency and not model.transformer.ctc:
         raise ValueError("loss.consistency is of CTC, and this model has no CTC head")
     check_options(model.transformer, config.validation)
     data.fit_to(model)
+    if not last:
+        save_tokenizer(tokenizer, out)
     trainer, updates = new_trainer(config, data, _callbacks(config, data, out))
     if not last and not origin and config.features.takes != "text":
         set_statistics(model.front_end, data)
     module = SpeechTraining(config, deepcopy(model), updates)
     logger.info("%s, %s, %s updates", extent(data, model), trainer.precision, updates)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
-    best = best_checkpoints(out)[: config.average]
+    best = best_checkpoints(out)[: 1 if config.ema else config.average]
     weights = average_checkpoints(best)
     if origin and config.origin_share:
         weights = interpolate(weights, origin.state_dict(), config.origin_share)
@@ -88,6 +93,7 @@ def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callb
         auto_insert_metric_name=False,
         monitor="dev/wer",
         save_top_k=config.average,
+        enable_version_counter=False,  # an epoch that is repeated replaces what it had saved
     )
     latest = Latest(out / "checkpoints", config.save_minutes)
     shown = [EpochLine(data.train_seconds, {"dev/wer": "dev WER {:.2f} %"}), Samples(), LearningRateMonitor("step")]

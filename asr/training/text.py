@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import random
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -125,5 +126,5 @@ def read_lines(paths: Sequence[str]) -> Iterator[str]:
         try:
             with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
                 yield from file
-        except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
+        except (OSError, UnicodeDecodeError, lzma.LZMAError, zlib.error, EOFError) as error:
             raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None

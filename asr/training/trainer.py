@@ -86,7 +86,8 @@ def extent(data: SoundData, model: torch.nn.Module) -> str:
 
 @torch.inference_mode()
 def set_statistics(front_end: FrontEnd, data: SoundData) -> None:
-    """Takes the features' mean and deviation from some of the training set."""
+    """Takes the features' mean and deviation from some of the training set. Raises ValueError where none of it can be
+    read."""
     statistics = RunningStatistics(front_end.config)
     cuts = data.train_cuts.shuffle(rng=random.Random(data.seed))
     seconds = 0.0
@@ -96,6 +97,8 @@ def set_statistics(front_end: FrontEnd, data: SoundData) -> None:
         seconds += cut.duration
         if seconds > STATISTICS_SECONDS:
             break
+    if not seconds:
+        raise ValueError("no utterance of the training set can be read")
     front_end.set_statistics(*statistics.result())
 
 

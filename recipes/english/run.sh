@@ -12,7 +12,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
 speech='' text='' kokoro=''
 parse "speech text kokoro" exp/english 8 "$@"
-shopt -s nullglob
+shopt -s nullglob extglob
 [ -z "$kokoro" ] || [ -n "$text" ] || wrong "--kokoro speaks sentences of --text FILE, which is missing"
 
 if begin 1 cuts; then
@@ -43,7 +43,7 @@ if begin 3 "training (conf/experiment/english.yaml says how long)"; then
 fi
 
 if begin 4 "new utterances of the training speech's words"; then
-  splice "$out/first/model" 1 "$cuts"/*.train.jsonl.gz
+  splice "$out/first/model" 1 "$cuts"/!(synthetic*).train.jsonl.gz # whose voices have said too little
   finish
 fi
 

@@ -27,9 +27,7 @@ parts=("${train[@]}" "${dev[@]}" ${test[@]+"${test[@]}"})
 
 if begin 1 "download"; then
   for part in "${parts[@]}"; do
-    if [ ! -d "$data/LibriSpeech/$part" ] || [ -e "$data/$part.tar.gz" ]; then
-      python -m asr.corpus download "$part" --out "$data" ${URL:+--url "$URL"}
-    fi
+    [ -d "$data/LibriSpeech/$part" ] || python -m asr.corpus download "$part" --out "$data" ${URL:+--url "$URL"}
   done
   finish
 fi

@@ -71,7 +71,8 @@ def blend(voices: dict[str, np.ndarray], first: str, second: str, share: float, 
 
 
 def speak(engine: Kokoro, text: str, speaker: Speaker, speed: float, rng: np.random.Generator) -> np.ndarray:
-    """Samples `(N,)` at 16 kHz, 0.1 to 0.2 s of silence around them, at a level that `rng` draws."""
+    """Samples `(N,)` at 16 kHz, 0.1 to 0.2 s of silence around them, at a level that `rng` draws. Raises
+    ValueError where nothing was said."""
     audio, _ = engine.create(text, speaker.style, speed, speaker.language, trim=False)
     audio = soxr.resample(_trim(audio, ENGINE_RATE, rng), ENGINE_RATE, RATE, quality="VHQ")
     audio *= rng.uniform(0.3, 0.9) / np.abs(audio).max()
@@ -83,6 +84,8 @@ def _trim(audio: np.ndarray, rate: int, rng: np.random.Generator) -> np.ndarray:
     hop = rate // 100
     frames = audio[: len(audio) // hop * hop].reshape(-1, hop)
     energy = np.square(frames.astype(np.float64)).mean(axis=1)
+    if not energy.any():
+        raise ValueError("nothing was said")
     loud = np.flatnonzero(energy > energy.max() * 10**-4.2)
     head, tail = (int(margin * rate) for margin in rng.uniform(0.1, 0.2, size=2))
     start, end = int(loud[0]) * hop - head, int(loud[-1] + 1) * hop + tail

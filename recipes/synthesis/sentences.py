@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -47,8 +48,9 @@ def said_in(corpora: list[str]) -> set[tuple[str, ...]]:
 def speakable(lines: Iterable[str], excluded: set[tuple[str, ...]]) -> Iterator[str]:
     """The sentences of common letters and punctuation, neither long nor short, that share nothing with `excluded`."""
     for line in map(str.strip, lines):
-        plain = re.fullmatch(r"[A-Za-z ,.;:!?'-]+", line) and WORDS[0] <= len(line.split()) <= WORDS[1]
-        if plain and excluded.isdisjoint(runs(english(line).split())):
+        plain = re.fullmatch(r"[A-Za-z ,.;:!?'-]+", line)
+        words = english(line).split() if plain else []
+        if WORDS[0] <= len(words) <= WORDS[1] and excluded.isdisjoint(runs(words)):
             yield line
 
 
@@ -59,26 +61,30 @@ def engine_of(model: Path, folder: Path) -> tuple[Kokoro, dict[str, np.ndarray]]
     return load_engine(model, voices), voices
 
 
-def say(item: tuple[int, str], args: argparse.Namespace) -> dict | None:
-    """Speaks sentence `item[1]` into a file, unless that is there; its line of the manifest, None if it went wrong."""
-    number, text = item
+def say(text: str, args: argparse.Namespace) -> dict | None:
+    """Speaks a sentence into a file, unless that is there; its line of the manifest, None if it went wrong."""
     engine, voices = engine_of(args.kokoro, args.voices)
-    rng = np.random.default_rng([args.seed, number])  # so an utterance does not hang on those before it
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    rng = np.random.default_rng([args.seed, int(digest, 16)])  # an utterance does not hang on those before it
     first, second = (str(name) for name in rng.choice(list(voices), size=2, replace=False))
     share, speed = round(float(rng.uniform(0.5, 1)), 2), float(rng.uniform(*SPEEDS))
-    name = f"synthetic{args.seed}-{number:06d}"
+    name = f"synthetic{args.seed}-{digest}"
     path = args.out / f"{name}.flac"
     if not path.exists():
-        speaker = blend(voices, first, second, share, name)
+        try:
+            samples = speak(engine, text, blend(voices, first, second, share, name), speed, rng)
+        except Exception as error:  # of the phonemiser or of the engine, each of which has its own
+            print(f"left out {text!r}: {error!r}", flush=True)
+            return None
         unfinished = path.with_suffix(".part")
-        soundfile.write(unfinished, speak(engine, text, speaker, speed, rng), RATE, format="FLAC")
+        soundfile.write(unfinished, samples, RATE, format="FLAC")
         unfinished.rename(path)
     seconds = soundfile.info(path).duration
     if not PACE[0] < len(text) / seconds < PACE[1]:
-        print(f"{name} left out: {len(text)} letters in {seconds:.1f} s", flush=True)
+        print(f"left out {text!r}: {len(text)} letters in {seconds:.1f} s", flush=True)
         return None
-    speaker = f"{first}*{share}+{second}"
-    return {"id": name, "audio_filepath": path.name, "duration": seconds, "text": text, "speaker": speaker}
+    entry = {"id": name, "audio_filepath": path.name, "duration": seconds, "text": text}
+    return entry | {"speaker": f"{first}*{share}+{second}"}
 
 
 def main() -> None:
@@ -93,7 +99,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, metavar="N")
     args = parser.parse_args()
 
-    lines = list(read_lines([str(args.text)]))
+    lines = list(dict.fromkeys(read_lines([str(args.text)])))
     np.random.default_rng(args.seed).shuffle(lines)
     chosen = list(islice(speakable(lines, said_in(args.exclude)), args.utterances))
     if len(chosen) < args.utterances:
@@ -101,7 +107,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     entries = []
     with ProcessPoolExecutor(args.processes) as pool:
-        for entry in pool.map(partial(say, args=args), enumerate(chosen)):
+        for entry in pool.map(partial(say, args=args), chosen):
             if entry:
                 entries.append(entry)
                 if len(entries) % 50 == 0:

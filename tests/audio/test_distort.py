@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from asr.audio.distort import EFFECTS, Distortion, DistortionConfig, level, mix, mu_law, narrow
+from asr.audio.distort import EFFECTS, Distortion, DistortionConfig, add_voice, level, mix, mu_law, narrow
 from asr.audio.reading import SAMPLE_RATE
 
 ALL = {"room": 1.0, "noise": 1.0, "voices": 1.0, "band": 1.0, "clip": 1.0}
@@ -56,6 +56,15 @@ def test_a_mixture_has_the_ratio_that_was_asked_for(batch):
     added = mix(samples, lens, other, lens, torch.tensor([0.0, 6.0, 12.0, 20.0])) - samples
     below = 20 * torch.log10(level(samples, lens) / level(added, lens))[:, 0]
     torch.testing.assert_close(below, torch.tensor([0.0, 6.0, 12.0, 20.0]), atol=0.01, rtol=0)
+
+
+def test_a_voice_is_below_the_speech_however_short_it_is(batch):
+    samples, lens = batch
+    other = samples.clone()
+    other[:, 400:] = 0.0
+    added = add_voice(samples, lens, other, torch.full_like(lens, 400)) - samples
+    below = 20 * torch.log10(level(samples, lens) / level(added, torch.full_like(lens, 400)))
+    assert (below > 4.99).all() and (below < 20.01).all()
 
 
 def test_an_echo_follows_its_sound():

@@ -1,3 +1,4 @@
+import importlib.util
 import io
 import math
 import sys
@@ -38,6 +39,31 @@ def test_any_rate_becomes_16_khz(tmp_path, rate):
     expected = 0.3 * np.sin(2 * np.pi * 440 * np.arange(len(samples)) / SAMPLE_RATE)
     assert len(samples) == 2 * SAMPLE_RATE
     assert np.abs(samples - expected)[500:-500].max() < 2e-3
+
+
+@pytest.mark.parametrize("rate", [16001, 22254])
+def test_a_rate_without_a_common_divisor_takes_no_longer(tmp_path, rate):
+    """Exact resampling would need as many filters as samples: 4.8 GB for 16,001 Hz."""
+    t = np.arange(rate) / rate
+    soundfile.write(tmp_path / "a.wav", 0.5 * np.sin(2 * np.pi * 440 * t), rate)
+    sound = read_audio(tmp_path / "a.wav")
+    assert len(sound) == pytest.approx(SAMPLE_RATE, abs=2)
+    spectrum = np.abs(np.fft.rfft(sound[:15000], 160000))
+    assert spectrum.argmax() / 10 == pytest.approx(440, abs=0.5)
+
+
+def test_a_header_that_does_not_know_the_length(tmp_path, tone):
+    """As encoders leave it that write FLAC to a pipe; FFmpeg reads it."""
+    soundfile.write(tmp_path / "a.flac", tone(1.5), SAMPLE_RATE)
+    data = bytearray((tmp_path / "a.flac").read_bytes())
+    data[21] &= 0xF0  # the 36 bits of STREAMINFO that count samples
+    data[22:26] = bytes(4)
+    (tmp_path / "a.flac").write_bytes(data)
+    if importlib.util.find_spec("av"):
+        assert read_duration(tmp_path / "a.flac") == 1.5
+        return
+    with pytest.raises(AudioError, match="does not say how long it is"):
+        read_duration(tmp_path / "a.flac")
 
 
 def test_channels_are_averaged(tmp_path, tone):

@@ -81,6 +81,42 @@ def test_a_manifest_inside_a_tar_is_read_in_place(tmp_path, tone):
     assert np.abs(read_cut(cuts["b.flac"]) - tone(0.5, 880)).max() < 1e-3
 
 
+def test_several_utterances_of_one_file(tmp_path, tone):
+    """As NeMo writes them: no id, but an offset."""
+    write(tmp_path / "a.wav", tone(3.0))
+    entries = [{"audio_filepath": "a.wav", "text": "one", "offset": float(i), "duration": 1.0} for i in range(3)]
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    assert list(summary(open_corpus(tmp_path / "m.jsonl"))) == ["a.wav-0.0", "a.wav-1.0", "a.wav-2.0"]
+
+
+def test_lines_of_a_manifest_end_where_jsons_do(tmp_path, tone):
+    entry = json.dumps({"id": "a", "audio_filepath": "a.wav", "text": "one\u2028two"}, ensure_ascii=False)
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text("\ufeff" + entry + "\n", encoding="utf-8")  # Windows begins a file so
+    write_tar(tmp_path / "m.tar", {"manifest.jsonl": (entry + "\n").encode(), "a.wav": flac(tone(1.0))})
+    for name in ("m.jsonl", "m.tar"):
+        assert summary(open_corpus(tmp_path / name)) == {"a": ("one\u2028two", 1.0)}
+
+
+def test_a_text_in_another_encoding_is_named(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "a.txt").write_bytes("café".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"a\.txt: not text in UTF-8"):
+        open_corpus(tmp_path)
+    (tmp_path / "m.jsonl").write_bytes('{"audio_filepath": "a.wav", "text": "café"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"m\.jsonl: not text in UTF-8"):
+        open_corpus(tmp_path / "m.jsonl")
+
+
+def test_cuts_are_found_from_any_directory(tmp_path, tone, monkeypatch):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(manifest([{"audio_filepath": "a.wav", "text": "one"}]))
+    monkeypatch.chdir(tmp_path)
+    run("prepare", "m.jsonl", "--out", "cuts.jsonl.gz", monkeypatch=monkeypatch)
+    monkeypatch.chdir("/")
+    assert len(read_cut(open_corpus(tmp_path / "cuts.jsonl.gz")[0])) == SAMPLE_RATE
+
+
 def test_a_folder_with_a_text_beside_each_file(tmp_path, tone):
     write(tmp_path / "x" / "a.wav", tone(1.0))
     (tmp_path / "x" / "a.txt").write_text("hello\nthere\n")
@@ -147,6 +183,7 @@ def test_what_breaks_after_the_header_is_left_out_when_it_is_read(tmp_path, tone
         ("m.jsonl", "[]", "line 1: not a JSON object"),
         ("m.jsonl", '{"audio_filepath": "a.wav", "text": "a", "duration": "long"}', "line 1: duration is no number"),
         ("m.tar", "oops", "not an uncompressed tar"),
+        ("m.jsonl.gz", "oops", r"m\.jsonl\.gz: cannot be read"),
         ("m.docx", "oops", "not a corpus"),
     ],
 )

@@ -85,6 +85,27 @@ def test_a_download_that_broke_off_goes_on_where_it_stopped(server, tmp_path):
     assert len(open_corpus([str(place)])) == 4
 
 
+def test_what_was_there_before_stays(server, tmp_path):
+    """A folder unpacked by hand is not touched, a whole archive is neither fetched nor deleted."""
+    whole = server.files["/31/dev-clean-2.tar.gz"]
+    archive, place = tmp_path / "dev-clean-2.tar.gz", tmp_path / "LibriSpeech" / "dev-clean-2"
+    archive.write_bytes(whole)
+    assert download_librispeech("dev-clean-2", tmp_path, server.url) == place
+    assert len(open_corpus([str(place)])) == 4
+    (place / "alignments.txt").touch()
+    download_librispeech("dev-clean-2", tmp_path, server.url)
+    assert archive.read_bytes() == whole and (place / "alignments.txt").exists() and not server.sent
+
+
+def test_an_archive_that_cannot_be_unpacked_is_deleted(server, tmp_path):
+    del server.files["/31/md5sum.txt"]
+    for junk in (b"junk", server.files["/31/dev-clean-2.tar.gz"][:-100]):
+        server.files["/31/dev-clean-2.tar.gz"] = junk
+        with pytest.raises(ValueError, match="deleted"):
+            download_librispeech("dev-clean-2", tmp_path / "data", server.url)
+        assert not (tmp_path / "data" / "LibriSpeech").exists() and not list((tmp_path / "data").glob("*.gz"))
+
+
 def test_an_archive_that_is_not_what_was_published_is_deleted(server, tmp_path):
     server.files["/31/md5sum.txt"] = b"0123456789abcdef  dev-clean-2.tar.gz\n"
     with pytest.raises(ValueError, match="MD5"):

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 import asr
 from asr.audio.distort import Distortion
 from asr.audio.reading import SAMPLE_RATE
+from asr.corpus import open_corpus
 from asr.model.layers import layers_of
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -23,7 +24,7 @@ from asr.training.config import DataConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.run import train
 from tests.test_commands import call
-from tests.training.tones import options
+from tests.training.tones import options, write_corpus
 
 
 def test_the_loop_learns_what_it_hears(trained):
@@ -156,6 +157,54 @@ def test_a_file_that_breaks_in_training_is_left_out(corpus, tmp_path, caplog):
     assert "gone.wav: no such file" in caplog.text
 
 
+def test_a_dev_file_that_breaks_does_not_end_the_training(corpus, tmp_path, caplog):
+    """Not even the longest, which is the first batch and whose attention would be drawn."""
+    dev = write_corpus(tmp_path / "dev", 3, seed=3)
+    samples, rate = soundfile.read(dev / "0.wav")
+    soundfile.write(dev / "0.flac", np.tile(samples, 20), rate)  # alone in its batch
+    (dev / "0.wav").unlink()
+    whole = (dev / "0.flac").read_bytes()
+    (dev / "0.flac").write_bytes(whole[:200])
+    folder, _ = train(options(corpus, tmp_path / "exp", f"data.dev=[{dev}]", "epochs=1"))
+    assert "damaged" in caplog.text and (folder / "model.safetensors").is_file()
+
+
+def test_sound_that_is_gone_ends_the_training_at_once(corpus, tmp_path):
+    cuts = open_corpus(corpus / "train")
+    for cut in cuts:
+        cut.recording.sources[0].source = str(tmp_path / "gone.wav")
+    cuts.to_file(tmp_path / "gone.jsonl.gz")
+    with pytest.raises(ValueError, match="no utterance of the training set can be read"):
+        train(options(corpus, tmp_path / "exp", f"data.train=[{tmp_path / 'gone.jsonl.gz'}]"))
+
+
+def test_a_second_try_leaves_one_tokenizer(corpus, tmp_path):
+    with pytest.raises(ValueError, match="no utterance is left"):
+        train(options(corpus, tmp_path, "data.min_seconds=9"))
+    bpe = ["tokenizer.kind=bpe", "tokenizer.vocab_size=20", "epochs=1"]
+    train(options(corpus, tmp_path, *bpe))
+    folder, _ = train(options(corpus, tmp_path, *bpe, "resume=true"))
+    assert len(SpeechModel.load(folder).tokenizer) == 20
+
+
+def test_a_model_that_is_trained_on_keeps_its_normaliser(corpus, tmp_path):
+    base, _ = train(options(corpus, tmp_path / "base", "data.normalizer=neutral", "epochs=1"))
+    further, _ = train(options(corpus, tmp_path / "further", f"init_from={base}", "epochs=1"))
+    assert SpeechModel.load(further).normalizer_name == "neutral"
+    new, _ = train(options(corpus, tmp_path / "new", f"init_from={base}", "new_tokenizer=true", "epochs=1"))
+    assert SpeechModel.load(new).normalizer_name == "english"
+
+
+def test_a_training_is_not_resumed_with_another_model(corpus, tmp_path):
+    train(options(corpus, tmp_path / "exp", "epochs=1"))
+    OmegaConf.save(options(corpus, tmp_path / "exp"), tmp_path / "exp" / "config.yaml")
+    done = call("asr.train", f"out={tmp_path / 'exp'}", "resume=true", "model.d_model=64")
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        b"asr.train: resume=true: model.d_model is 32 in the training that is to be resumed, not 64"
+    )
+
+
 def test_a_batch_is_played_at_one_speed_drawn_anew_for_each(corpus, tmp_path):
     config = options(corpus, tmp_path)
     data = SpeechData(config.data, seed=1)
@@ -267,6 +316,16 @@ def test_distortion_reaches_the_training_and_not_the_validation(corpus, tmp_path
     batches = SpeechData(options(corpus, tmp_path).data, seed=1)
     batches.fit_to(SpeechModel.load(tmp_path / "exp" / "model"))
     assert len(heard) == batches.batches_per_epoch()
+
+
+def test_distortion_of_what_is_no_sound_is_refused(tmp_path):
+    for part in ("train", "dev"):
+        (tmp_path / part).mkdir()
+        np.save(tmp_path / part / "a.npy", np.ones((200, 7), np.float32))
+        (tmp_path / part / "a.txt").write_text("one")
+    matrix = ["features.kind=matrix", "features.dim=7"]
+    with pytest.raises(ValueError, match="distortion is of sound, and this model takes matrix"):
+        train(options(tmp_path, tmp_path / "exp", *matrix, "distortion.room=0.5"))
 
 
 def test_consistency_without_ctc_is_refused(corpus, tmp_path):
