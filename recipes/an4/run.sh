@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # AN4 from the audio to a WER table: 0.7 h of spelled names, numbers and commands, official test set, nothing else. A
-# first model finds the training set's words in time; the second learns from them in ever new order, too.
+# first model finds the training set's words in time; a second training goes on with them in ever new order, too.
 #   recipes/an4/run.sh --data DIR [--out exp/an4] [--stage 1] [--stop-stage 6] [option=value ...]
 # DIR is AN4 as it is unpacked (etc/, wav/), or a folder with an4.train.tar and an4.test.tar (a manifest.jsonl in each).
 # Options of asr.train may follow. A run that was interrupted goes on with the stage that it was in.
@@ -25,17 +25,18 @@ if begin 1 "cuts of train, dev (5 speakers of train) and test"; then
 fi
 
 if begin 2 "training a first model (half an hour of one core)"; then
-  train "$out/first" an4 "[$cuts/train.jsonl.gz]" "[$cuts/dev.jsonl.gz]" epochs=60 validate_every=5 model.dropout=0.15
+  train "$out/first" an4 "[$cuts/train.jsonl.gz]" "[$cuts/dev.jsonl.gz]"
   finish
 fi
 
 if begin 3 "new utterances of the training set's words"; then
-  splice "$out/first/model" 3 "$cuts/train.jsonl.gz"
+  splice "$out/first/model" 8 "$cuts/train.jsonl.gz"
   finish
 fi
 
-if begin 4 "training (conf/experiment/an4.yaml says how long)"; then
-  train "$out" an4 "[$cuts/train.jsonl.gz,$cuts/spliced.jsonl.gz]" "[$cuts/dev.jsonl.gz]"
+if begin 4 "training on (conf/experiment/an4_spliced.yaml says how long)"; then
+  train "$out" an4_spliced "[$cuts/train.jsonl.gz,$cuts/spliced.jsonl.gz]" "[$cuts/dev.jsonl.gz]" \
+    "init_from=$out/first/model"
   finish
 fi
 

@@ -22,6 +22,7 @@ from asr.resources import resource
 from asr.training.building import build_model, build_tokenizer
 from asr.training.config import DataConfig, TrainConfig
 from asr.training.data import SpeechData
+from asr.training.resuming import Latest
 from asr.training.run import train
 from tests.test_commands import call
 from tests.training.tones import options, write_corpus
@@ -92,6 +93,23 @@ def test_a_training_goes_on_where_it_stopped(corpus, tmp_path, monkeypatch):
     (tmp_path / "parts").rename(tmp_path / "moved")
     moved, _ = train(options(corpus, tmp_path / "moved", "epochs=4", "data.speeds=[1.0]", "resume=true"))
     assert moved == tmp_path / "moved" / "model"
+
+
+def test_an_epoch_that_is_repeated_is_averaged_once(corpus, tmp_path, monkeypatch):
+    """Killed after the best checkpoints were written and before the last one was."""
+    saved = Latest.on_train_epoch_end
+
+    def dies(self, trainer, module):
+        if trainer.current_epoch == 1:
+            raise RuntimeError("the power went")
+        saved(self, trainer, module)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Latest, "on_train_epoch_end", dies)
+        with pytest.raises(RuntimeError, match="the power went"):
+            train(options(corpus, tmp_path, "epochs=2"))
+    train(options(corpus, tmp_path, "epochs=2", "resume=true"))
+    assert [path.name[:3] for path in sorted((tmp_path / "checkpoints").glob("0*"))] == ["000", "001"]
 
 
 def test_gradients_accumulate_to_the_global_batch(corpus, tmp_path):
