@@ -1,7 +1,7 @@
 """Corpora on the command line: a command of the top floor, beside what it calls.
 
 python -m asr.corpus download PART... --out DIR                      parts of LibriSpeech
-python -m asr.corpus prepare CORPUS... --out cuts.jsonl.gz           checks the files, writes Lhotse cuts (--wav: and their sound)
+python -m asr.corpus prepare CORPUS... --out cuts.jsonl.gz           checks the files, writes Lhotse cuts
 python -m asr.corpus sample CUTS --utterances 100 --out some.jsonl.gz
 python -m asr.corpus split CUTS --speakers 5 --out dev.jsonl.gz --rest train.jsonl.gz
 python -m asr.corpus shard CORPUS... --out DIR                       a few large files instead of many small ones
