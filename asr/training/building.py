@@ -36,7 +36,7 @@ def build_tokenizer(config: TokenizerConfig, texts: list[str]) -> Tokenizer:
 def build_model(config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
     """A new model that writes with `tokenizer`."""
     shape = replace(config.model, vocab_size=len(tokenizer), input_dim=config.features.dim)
-    return SpeechModel(config.features, Transformer(shape), tokenizer, config.data.normalizer)
+    return SpeechModel(config.features, Transformer(shape), tokenizer, config.data.normalizer_name)
 
 
 def load_origin(config: TrainConfig) -> SpeechModel | EncoderModel:
@@ -71,7 +71,7 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
     shape = replace(shape, vocab_size=len(tokenizer), **of_this_training)
     if config.freeze_layers > shape.encoder_layers:
         raise ValueError(f"freeze_layers={config.freeze_layers}: {config.init_from} has {shape.encoder_layers} layers")
-    model = SpeechModel(origin.front_end.config, Transformer(shape), tokenizer, config.data.normalizer)
+    model = SpeechModel(origin.front_end.config, Transformer(shape), tokenizer, config.data.normalizer_name)
     model.front_end.set_statistics(origin.front_end.mean, origin.front_end.std)
     model.transformer.load_state_dict(weights, strict=False)
     if config.freeze_layers:

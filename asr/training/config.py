@@ -48,9 +48,13 @@ class DataConfig(SoundConfig):
     normalizer: str = "auto"  # english, neutral, none, or auto: that of the model whose tokenizer is kept, else english
 
     def __post_init__(self):
-        if self.normalizer != "auto":
-            get_normalizer(self.normalizer)
+        get_normalizer(self.normalizer_name)
         super().__post_init__()
+
+    @property
+    def normalizer_name(self) -> str:
+        """`auto` is english where no model says otherwise."""
+        return "english" if self.normalizer == "auto" else self.normalizer
 
 
 @dataclass

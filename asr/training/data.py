@@ -131,7 +131,7 @@ class SpeechData(SoundData):
     config: DataConfig
 
     def _open(self, corpora: list[str]) -> CutSet:
-        return _normalized(open_corpus(corpora), get_normalizer(self.config.normalizer))
+        return _normalized(open_corpus(corpora), get_normalizer(self.config.normalizer_name))
 
     def texts(self) -> list[str]:
         """The normalised transcripts of the training set, and the texts that stand in the place of sound."""

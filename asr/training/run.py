@@ -41,8 +41,8 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     origin = load_origin(config) if config.init_from else None
     text_model = TextModel.load(config.init_decoder_from) if config.init_decoder_from else None
     writes = text_model or (origin if isinstance(origin, SpeechModel) and not config.new_tokenizer else None)
-    if config.data.normalizer == "auto":
-        config.data.normalizer = writes.normalizer_name if writes else "english"
+    if writes and config.data.normalizer == "auto":
+        config.data.normalizer = writes.normalizer_name
     data = SpeechData(config.data, config.seed)
     if last:
         tokenizer = load_tokenizer(out)
