@@ -11,8 +11,10 @@ from torch import Tensor
 
 
 def best_checkpoints(out: Path) -> list[Path]:
-    """Best first, by the figure in their names: Lightning forgets which were best when the folder is moved."""
-    return sorted((out / "checkpoints").glob("[0-9]*-*.ckpt"), key=lambda path: float(path.stem.split("-")[1]))
+    """Best first, by the figure in their names: Lightning forgets which were best when the folder is moved. One an
+    epoch, also where a training was killed and had to repeat it."""
+    epochs = {path.stem.split("-")[0]: path for path in sorted((out / "checkpoints").glob("[0-9]*-*.ckpt"))}
+    return sorted(epochs.values(), key=lambda path: float(path.stem.split("-")[1]))
 
 
 def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> dict[str, Tensor]:

@@ -104,7 +104,6 @@ def _trainer(config: LMTrainConfig, data: TextData) -> L.Trainer:
         filename="{epoch:03d}-{dev/loss:.4f}",
         auto_insert_metric_name=False,
         monitor="dev/loss",
-        enable_version_counter=False,
     )
     on_terminal = sys.stderr.isatty()
     return L.Trainer(

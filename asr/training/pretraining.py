@@ -86,7 +86,6 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
         filename="{epoch:03d}-{dev/loss:.4f}",
         auto_insert_metric_name=False,
         monitor="dev/loss",
-        enable_version_counter=False,
     )
     latest = Latest(out / "checkpoints", config.save_minutes)
     line = EpochLine(data.train_seconds, {"dev/accuracy": "dev accuracy {:.1f} %"})

@@ -93,7 +93,6 @@ def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callb
         auto_insert_metric_name=False,
         monitor="dev/wer",
         save_top_k=config.average,
-        enable_version_counter=False,  # an epoch that is repeated replaces what it had saved
     )
     latest = Latest(out / "checkpoints", config.save_minutes)
     shown = [EpochLine(data.train_seconds, {"dev/wer": "dev WER {:.2f} %"}), Samples(), LearningRateMonitor("step")]

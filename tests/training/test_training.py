@@ -19,6 +19,7 @@ from asr.model.layers import layers_of
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.resources import resource
+from asr.training.averaging import best_checkpoints
 from asr.training.building import build_model, build_tokenizer
 from asr.training.config import DataConfig, TrainConfig
 from asr.training.data import SpeechData
@@ -109,7 +110,8 @@ def test_an_epoch_that_is_repeated_is_averaged_once(corpus, tmp_path, monkeypatc
         with pytest.raises(RuntimeError, match="the power went"):
             train(options(corpus, tmp_path, "epochs=2"))
     train(options(corpus, tmp_path, "epochs=2", "resume=true"))
-    assert [path.name[:3] for path in sorted((tmp_path / "checkpoints").glob("0*"))] == ["000", "001"]
+    epochs = [path.name[:3] for path in best_checkpoints(tmp_path)]
+    assert "001" in epochs and len(set(epochs)) == len(epochs)
 
 
 def test_gradients_accumulate_to_the_global_batch(corpus, tmp_path):
