@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         fail("asr.align", f"--out {args.out} is the corpus")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        from asr.corpus import open_corpus
+        from asr.corpus import open_corpus, write_cuts
 
         for path in (args.out, args.ctm or args.out):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
         cuts = open_corpus(args.corpus)
         with progress_bar(sum(cut.duration for cut in cuts)) as advance:
             aligned = align_cuts(recognizer, cuts, advance)
-        aligned.to_file(args.out)
+        write_cuts(aligned, args.out)
         words = [(cut.id, word) for cut in aligned for word in cut.supervisions[0].alignment["word"]]
         if args.ctm:
             lines = (ctm_line(name, word.start, word.end, word.symbol) for name, word in words)

@@ -20,7 +20,6 @@ from asr.resources import resource
 from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
 
 OPTIONS = "config.yaml"  # in the folder of a training: the options that it was started with
-
 SHAPE = ("model.", "tokenizer.", "features.")  # options that a training cannot be resumed without
 
 

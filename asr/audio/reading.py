@@ -124,11 +124,11 @@ def _decode(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
         file.seek(0)
         yield from _decode_with_av(file, name, str(error))
         return
-    if sound.frames >= UNKNOWN:  # libsndfile loses its place in it
-        file.seek(0)
-        yield from _decode_with_av(file, name, "the header does not say how long it is.")
-        return
     with sound:
+        if sound.frames >= UNKNOWN:  # libsndfile loses its place in it
+            file.seek(0)
+            yield from _decode_with_av(file, name, "the header does not say how long it is.")
+            return
         mono = (
             block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
             for block in _soundfile_blocks(sound, name, soundfile.LibsndfileError)
@@ -142,14 +142,14 @@ def _is_text(head: bytes) -> bool:
     return len(head) - len(text.encode()) < 4 and all(c.isprintable() or c.isspace() for c in text)
 
 
-def read_lines(source: Source) -> Iterator[str]:
-    """The lines of a text file in UTF-8 (`-`: standard input), without their ends. Raises AudioError for what is no
-    text."""
-    name = "<stdin>" if source == "-" else str(source)
+def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
+    """The lines of a text file in UTF-8 (`-`: standard input), without their ends; `name` is what errors call it.
+    Raises AudioError for what is no text."""
+    name = name or ("<stdin>" if source == "-" else str(source))
     with _open(source, name) as file:
         for number, line in enumerate(file, 1):
             try:
-                yield line.decode("utf-8").rstrip("\r\n")
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
                 raise AudioError(f"{name}, line {number}: not text in UTF-8") from None
 

@@ -1,7 +1,7 @@
 """First floor: corpora as Lhotse cuts."""
 
 from asr.corpus.opening import FORMS, open_corpus
-from asr.corpus.utterances import Skipped, Utterance, input_kind, iterate, make_cuts, read_cut
+from asr.corpus.utterances import Skipped, Utterance, input_kind, iterate, make_cuts, read_cut, write_cuts
 
 __all__ = [
     "FORMS",
@@ -12,4 +12,5 @@ __all__ = [
     "make_cuts",
     "open_corpus",
     "read_cut",
+    "write_cuts",
 ]

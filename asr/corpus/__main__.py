@@ -25,7 +25,7 @@ from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
 from asr.corpus.shards import write_shards
-from asr.corpus.utterances import Utterance, input_kind, iterate, make_cuts
+from asr.corpus.utterances import Utterance, input_kind, iterate, make_cuts, write_cuts
 
 
 def download(args: argparse.Namespace) -> None:
@@ -99,10 +99,7 @@ def shard(args: argparse.Namespace) -> None:
 
 
 def _write(cuts: CutSet, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")  # whose suffix tells Lhotse how to write
-    cuts.to_file(unfinished)
-    unfinished.rename(path)
+    write_cuts(cuts, path)
     _say(cuts, path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES
+from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, read_lines
 from asr.corpus.utterances import Utterance
 
 
@@ -17,15 +17,8 @@ def read_folder(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
         transcript = path.with_suffix(".txt")
         if path.suffix.lower() in AUDIO_SUFFIXES | MATRIX_SUFFIXES and (transcript.is_file() or not transcribed):
             found = True
-            text = _words(transcript) if transcribed else ""
+            text = " ".join(" ".join(read_lines(transcript)).split()) if transcribed else ""
             yield Utterance(str(path.relative_to(folder).with_suffix("")), path, text)
     if not found:
         beside = " with a .txt of the same name beside it" if transcribed else ""
         raise ValueError(f"{folder}: no audio file{beside}")
-
-
-def _words(transcript: Path) -> str:
-    try:
-        return " ".join(transcript.read_text(encoding="utf-8-sig").split())
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{transcript}: not text in UTF-8 ({error})") from None

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from asr.audio.reading import read_lines
 from asr.corpus.utterances import Utterance
 
 
 def read_manifest(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
     """The utterances of a JSONL manifest. Raises ValueError naming the line that is wrong."""
-    for entry in _entries(_lines(path.read_bytes(), path), path, transcribed):
+    for entry in _entries(read_lines(path), path, transcribed):
         if "source" in entry:
             yield Utterance(entry["id"], path, entry.get("text") or "", source=entry["source"])
         else:
@@ -32,7 +33,7 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
             members = {member.name.removeprefix("./"): member for member in tar if member.isfile()}
             if "manifest.jsonl" not in members:
                 raise ValueError(f"{path}: no manifest.jsonl in it")
-            lines = _lines(tar.extractfile(members["manifest.jsonl"]).read(), path)
+            lines = list(read_lines(tar.extractfile(members["manifest.jsonl"]), str(path)))
     except tarfile.TarError as error:
         raise ValueError(f"{path}: not an uncompressed tar ({error})") from None
     for entry in _entries(lines, path, transcribed):
@@ -43,14 +44,6 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
         # a member that is missing is an empty one: it is reported with the other bad files
         utterance.tar_offset, utterance.tar_size = (member.offset_data, member.size) if member else (0, 0)
         yield utterance
-
-
-def _lines(manifest: bytes, path: Path) -> list[str]:
-    """Its lines; those of Unicode (U+2028) do not end one of JSON's."""
-    try:
-        return manifest.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not text in UTF-8 ({error})") from None
 
 
 def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[dict[str, Any]]:

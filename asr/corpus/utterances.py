@@ -84,6 +84,14 @@ def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
     return CutSet.from_cuts(cuts)
 
 
+def write_cuts(cuts: CutSet, path: Path) -> None:
+    """Writes cuts (`.jsonl.gz`) whole or not at all, into a folder that is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}")  # whose suffix tells Lhotse how to write
+    cuts.to_file(unfinished)
+    unfinished.rename(path)
+
+
 def input_kind(cut: MonoCut) -> str:
     """What is to be transcribed: sound, matrix or text."""
     custom = cut.custom or {}

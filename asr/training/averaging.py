@@ -7,14 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 
+def keep_best(out: Path, figure: str, decimals: int, count: int = 1) -> ModelCheckpoint:
+    """Keeps the checkpoints of the `count` epochs whose logged `figure` is least, in its name to so many `decimals`; an
+    epoch that is repeated after a kill replaces what it had saved."""
+    return ModelCheckpoint(
+        out / "checkpoints",
+        filename=f"{{epoch:03d}}-{{{figure}:.{decimals}f}}",
+        auto_insert_metric_name=False,
+        monitor=figure,
+        save_top_k=count,
+        enable_version_counter=False,
+    )
+
+
 def best_checkpoints(out: Path) -> list[Path]:
-    """Best first, by the figure in their names: Lightning forgets which were best when the folder is moved. One an
-    epoch, also where a training was killed and had to repeat it."""
-    epochs = {path.stem.split("-")[0]: path for path in sorted((out / "checkpoints").glob("[0-9]*-*.ckpt"))}
-    return sorted(epochs.values(), key=lambda path: float(path.stem.split("-")[1]))
+    """Best first, by the figure in their names: Lightning forgets which were best when the folder is moved."""
+    return sorted((out / "checkpoints").glob("[0-9]*-*.ckpt"), key=lambda path: float(path.stem.split("-")[1]))
 
 
 def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> dict[str, Tensor]:

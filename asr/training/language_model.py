@@ -10,13 +10,13 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
-from asr.training.averaging import average_checkpoints, best_checkpoints
+from asr.training.averaging import average_checkpoints, best_checkpoints, keep_best
 from asr.training.callbacks import EpochTimer
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy, targets
@@ -99,12 +99,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
 
 def _trainer(config: LMTrainConfig, data: TextData) -> L.Trainer:
     checkpoints = Path(config.out) / "checkpoints"
-    best = ModelCheckpoint(
-        checkpoints,
-        filename="{epoch:03d}-{dev/loss:.4f}",
-        auto_insert_metric_name=False,
-        monitor="dev/loss",
-    )
+    best = keep_best(Path(config.out), "dev/loss", 4)
     on_terminal = sys.stderr.isatty()
     return L.Trainer(
         max_epochs=config.epochs,

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor
 
 from asr.audio.augment import change_speed
 from asr.model.best_rq import MaskedPrediction, Prediction
 from asr.model.encoder_model import EncoderModel
-from asr.training.averaging import average_checkpoints, best_checkpoints
+from asr.training.averaging import average_checkpoints, best_checkpoints, keep_best
 from asr.training.batches import Batch
 from asr.training.callbacks import EpochLine
 from asr.training.config import PretrainConfig
@@ -81,12 +81,7 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
     data = SoundData(config.data, config.seed)
     model = EncoderModel(config.features, replace(config.model, input_dim=config.features.dim))
     data.fit_to(model.front_end, model.encoder)
-    best = ModelCheckpoint(
-        out / "checkpoints",
-        filename="{epoch:03d}-{dev/loss:.4f}",
-        auto_insert_metric_name=False,
-        monitor="dev/loss",
-    )
+    best = keep_best(out, "dev/loss", 4)
     latest = Latest(out / "checkpoints", config.save_minutes)
     line = EpochLine(data.train_seconds, {"dev/accuracy": "dev accuracy {:.1f} %"})
     callbacks = [FreedMemory(), LargestFirst(data), best, latest, line, LearningRateMonitor("step")]

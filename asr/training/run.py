@@ -9,7 +9,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, WeightAveraging
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from asr.audio.distort import DistortionConfig
@@ -17,7 +17,7 @@ from asr.decode.search import check_options
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
-from asr.training.averaging import average_checkpoints, best_checkpoints, interpolate
+from asr.training.averaging import average_checkpoints, best_checkpoints, interpolate, keep_best
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
 from asr.training.callbacks import EpochLine, Samples
 from asr.training.config import TrainConfig
@@ -87,13 +87,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
 
 
 def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callback]:
-    best = ModelCheckpoint(
-        out / "checkpoints",
-        filename="{epoch:03d}-{dev/wer:.2f}",
-        auto_insert_metric_name=False,
-        monitor="dev/wer",
-        save_top_k=config.average,
-    )
+    best = keep_best(out, "dev/wer", 2, config.average)
     latest = Latest(out / "checkpoints", config.save_minutes)
     shown = [EpochLine(data.train_seconds, {"dev/wer": "dev WER {:.2f} %"}), Samples(), LearningRateMonitor("step")]
     callbacks = [FreedMemory(), LargestFirst(data), best, latest, *shown]

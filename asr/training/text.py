@@ -62,7 +62,7 @@ class TextData(ResumableData):
         return DataLoader(Lines(self.dev_lines), sampler=Resumable(batches), batch_size=None)
 
     def _encoded(self, paths: Sequence[str], tokenizer: Tokenizer, normalize: Normalizer) -> list[np.ndarray]:
-        lines = (tokenizer.encode(text) for line in read_lines(paths) if (text := normalize(line)))
+        lines = (tokenizer.encode(text) for line in lines_of(paths) if (text := normalize(line)))
         return [np.array(ids, np.int32) for ids in lines if len(ids) <= self.config.max_tokens]
 
 
@@ -121,7 +121,8 @@ class Batches(Sampler[list[int]]):
         return batches
 
 
-def read_lines(paths: Sequence[str]) -> Iterator[str]:
+def lines_of(paths: Sequence[str]) -> Iterator[str]:
+    """The lines of texts, plain, `.gz` or `.xz`. Raises ValueError naming what cannot be read."""
     for path in map(Path, paths):
         try:
             with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:

@@ -26,7 +26,7 @@ from engine import RATE, Kokoro, add_arguments, blend, load_engine, load_voices,
 
 from asr.corpus import open_corpus
 from asr.text.normalizer import english
-from asr.training.text import read_lines
+from asr.training.text import lines_of
 
 WORDS = (3, 30)  # fewest and most of a sentence
 SPEEDS = (0.85, 1.25)
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, metavar="N")
     args = parser.parse_args()
 
-    lines = list(dict.fromkeys(read_lines([str(args.text)])))
+    lines = list(dict.fromkeys(lines_of([str(args.text)])))
     np.random.default_rng(args.seed).shuffle(lines)
     chosen = list(islice(speakable(lines, said_in(args.exclude)), args.utterances))
     if len(chosen) < args.utterances:

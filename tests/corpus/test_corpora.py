@@ -101,10 +101,10 @@ def test_lines_of_a_manifest_end_where_jsons_do(tmp_path, tone):
 def test_a_text_in_another_encoding_is_named(tmp_path, tone):
     write(tmp_path / "a.wav", tone(1.0))
     (tmp_path / "a.txt").write_bytes("café".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"a\.txt: not text in UTF-8"):
+    with pytest.raises(ValueError, match=r"a\.txt, line 1: not text in UTF-8"):
         open_corpus(tmp_path)
     (tmp_path / "m.jsonl").write_bytes('{"audio_filepath": "a.wav", "text": "café"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"m\.jsonl: not text in UTF-8"):
+    with pytest.raises(ValueError, match=r"m\.jsonl, line 1: not text in UTF-8"):
         open_corpus(tmp_path / "m.jsonl")
 
 
