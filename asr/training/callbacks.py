@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 
 from asr.training.batches import Batch
 from asr.training.module import SpeechTraining
@@ -79,6 +81,19 @@ class EpochLine(EpochTimer):
         epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
         cost = f"{padding:.1f} % padding, {waiting:.1f} % waiting for data, {left:.1f} min left"
         logger.info("%s: %s; %.0f s (%.0f s of sound a second, %s)", epoch, ", ".join(shown), took, speed, cost)
+
+
+class Patience(EarlyStopping):
+    """Ends a training whose dev WER no longer falls; it has ended, too, when it is resumed."""
+
+    def __init__(self, validations: int):
+        super().__init__("dev/wer", patience=validations)
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        trainer.should_stop = self.wait_count >= self.patience
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict | {"patience": self.patience})
 
 
 class Samples(L.Callback):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, WeightAveraging
+from lightning.pytorch.callbacks import LearningRateMonitor, WeightAveraging
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from asr.audio.distort import DistortionConfig
@@ -19,7 +19,7 @@ from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.training.averaging import average_checkpoints, best_checkpoints, interpolate, keep_best
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
-from asr.training.callbacks import EpochLine, Samples
+from asr.training.callbacks import EpochLine, Patience, Samples
 from asr.training.config import TrainConfig
 from asr.training.data import SpeechData
 from asr.training.memory import FreedMemory, LargestFirst
@@ -94,5 +94,5 @@ def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callb
     if config.ema:
         callbacks.append(WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(config.ema)))
     if config.patience:
-        callbacks.append(EarlyStopping("dev/wer", patience=config.patience))
+        callbacks.append(Patience(config.patience))
     return callbacks

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from dataclasses import replace
 
 import lightning as L
 import numpy as np
@@ -111,6 +112,14 @@ def test_an_epoch_that_is_repeated_is_averaged_once(corpus, tmp_path, monkeypatc
             train(options(corpus, tmp_path, "epochs=2", "validate_every=1"))
     train(options(corpus, tmp_path, "epochs=2", "validate_every=1", "resume=true"))
     assert sorted(path.name[:3] for path in best_checkpoints(tmp_path)) == ["000", "001"]
+
+
+def test_a_training_that_ran_out_of_patience_goes_on_only_with_more(corpus, tmp_path):
+    idle = options(corpus, tmp_path, "epochs=9", "validate_every=1", "optimizer.lr=1e-9")
+    for resume, patience, epochs in [(False, 1, 2), (True, 1, 2), (True, 2, 3)]:
+        train(replace(idle, resume=resume, patience=patience))
+        last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+        assert last["epoch"] + 1 == epochs
 
 
 def test_gradients_accumulate_to_the_global_batch(corpus, tmp_path):
