@@ -1,0 +1,74 @@
+"""Which stages a recipe runs, and how it goes on: AN4's, with a stand-in for the commands that it calls."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.recipes.conftest import run_recipe
+
+STAND_IN = """#!/bin/bash
+# Says what it was asked for; a training leaves a checkpoint, and fails after it where `fail` exists.
+echo "$*" >> calls
+[ "$2" = asr.train ] || exit 0
+for option; do [[ $option != out=* ]] || out=${option#out=}; done
+mkdir -p "$out/checkpoints"
+touch "$out/checkpoints/last.ckpt"
+[ ! -e fail ]
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Runs the recipe to its second stage, the first training: its exit status and how often and how it trained."""
+    (tmp_path / "an4.train.tar").touch()
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs" / "python").write_text(STAND_IN)
+    (tmp_path / "programs" / "python").chmod(0o755)
+
+    def run(*arguments: str) -> tuple[int, list[str]]:
+        calls = tmp_path / "calls"
+        calls.unlink(missing_ok=True)
+        flags = ["--data", tmp_path, "--stop-stage", "2", *arguments]
+        done = run_recipe("an4", *flags, cwd=tmp_path, programs=tmp_path / "programs")
+        said = calls.read_text().splitlines() if calls.exists() else []
+        return done.returncode, [line.split()[-1] for line in said if line.startswith("-m asr.train ")]
+
+    return run
+
+
+def checkpoint(folder: Path) -> Path:
+    return folder / "exp" / "an4" / "first" / "checkpoints" / "last.ckpt"
+
+
+def test_what_is_done_is_done_once(recipe):
+    assert recipe() == (0, ["resume=false"])
+    assert recipe() == (0, [])
+
+
+def test_a_training_that_was_interrupted_goes_on(recipe, tmp_path):
+    (tmp_path / "fail").touch()
+    assert recipe() == (1, ["resume=false"])
+    (tmp_path / "fail").unlink()
+    assert recipe() == (0, ["resume=true"])
+    assert recipe() == (0, [])
+
+
+def test_a_stage_that_is_asked_for_again_trains_anew(recipe):
+    assert recipe() == (0, ["resume=false"])
+    assert recipe("--stage", "2") == (0, ["resume=false"])
+
+
+def test_what_was_trained_on_data_that_are_made_again_is_trained_anew(recipe, tmp_path):
+    assert recipe() == (0, ["resume=false"])
+    assert recipe("--stage", "1", "--stop-stage", "1") == (0, [])
+    assert checkpoint(tmp_path).exists()  # until it is trained again
+    assert recipe() == (0, ["resume=false"])
+
+
+def test_an_interrupted_training_on_new_data_goes_on(recipe, tmp_path):
+    assert recipe() == (0, ["resume=false"])
+    recipe("--stage", "1", "--stop-stage", "1")
+    (tmp_path / "fail").touch()
+    assert recipe() == (1, ["resume=false"])
+    (tmp_path / "fail").unlink()
+    assert recipe() == (0, ["resume=true"])
