@@ -1,5 +1,6 @@
 """What the tests share: sounds made on the spot, a tiny model, the real speech where it is at hand."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,15 @@ def tiny_config() -> ModelConfig:
 def tiny_model(tiny_config) -> SpeechModel:
     """Random weights, 28 letters."""
     return SpeechModel(FeatureConfig(), Transformer(tiny_config), CharTokenizer(LETTERS)).eval()
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory) -> Iterator[Path]:
+    """A folder whose `python` starts at once (`tests/forks.py`)."""
+    from tests import forks
+
+    with forks.programs(tmp_path_factory.mktemp("programs")) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -105,7 +105,9 @@ def test_workers_read_by_url_what_their_parent_opened(cuts, tmp_path, server):
         np.testing.assert_array_equal(sound, read_cut(cut))
 
 
-@pytest.mark.parametrize("content", [None, b"no gzip", *map(gzip.compress, (b"no JSON", b"{}", b"[1]"))])
+@pytest.mark.parametrize(
+    "content", [None, b"no gzip", *(gzip.compress(b, mtime=0) for b in (b"no JSON", b"{}", b"[1]"))]
+)
 def test_a_url_without_an_index_is_one_line(server, content):
     if content:
         server.files["/index.jsonl.gz"] = content

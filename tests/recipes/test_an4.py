@@ -28,23 +28,23 @@ def an4(tmp_path) -> Path:
     return tmp_path / "an4"
 
 
-def test_from_the_audio_to_the_table(an4, tmp_path):
-    done = run_recipe("an4", "--data", an4, *SMALL, cwd=tmp_path)
+def test_from_the_audio_to_the_table(an4, tmp_path, programs):
+    done = run_recipe("an4", "--data", an4, *SMALL, cwd=tmp_path, programs=programs)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "exp" / "an4" / "RESULTS.md").read_text().splitlines()
     assert len(table) == 2 + 2 * 3
     assert all("%" in row for row in table[2:])
 
 
-def test_stages_run_on_their_own(an4, tmp_path):
-    done = run_recipe("an4", "--data", an4, "--stop-stage", "1", cwd=tmp_path)
+def test_stages_run_on_their_own(an4, tmp_path, programs):
+    done = run_recipe("an4", "--data", an4, "--stop-stage", "1", cwd=tmp_path, programs=programs)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "exp" / "an4" / "cuts" / "dev.jsonl.gz").is_file()
     assert not (tmp_path / "exp" / "an4" / "model").exists()
 
 
 @pytest.mark.parametrize("arguments", [["--data", "nowhere"], ["--frobnicate"], ["--stage", "two"]])
-def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
-    done = run_recipe("an4", *arguments, cwd=tmp_path)
+def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments, programs):
+    done = run_recipe("an4", *arguments, cwd=tmp_path, programs=programs)
     assert done.returncode == 2
     assert done.stderr.startswith("run.sh: ")

@@ -30,12 +30,14 @@ def write_tar(path: Path, utterances: int) -> None:
             tar.addfile(member, io.BytesIO(content))
 
 
-def test_from_the_corpora_to_the_table(tmp_path):
+def test_from_the_corpora_to_the_table(tmp_path, programs):
     for name, size in (("a.train", 4), ("b.train", 4), ("a.dev", 2), ("b.dev", 2), ("c.test", 2)):
         write_tar(tmp_path / f"{name}.tar", size)
     (tmp_path / "books.txt").write_text("Yes, yes.\nYes!\n" * 10)
     text = ("--text", tmp_path / "books.txt")
-    done = run_recipe("english", "--speech", tmp_path, *text, *SMALL, "tokenizer.kind=char", cwd=tmp_path)
+    done = run_recipe(
+        "english", "--speech", tmp_path, *text, *SMALL, "tokenizer.kind=char", cwd=tmp_path, programs=programs
+    )
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "exp" / "english" / "RESULTS.md").read_text().splitlines()
     assert [row.split(" | ")[0] for row in table[2:]] == ["| a.dev", "| b.dev", "| c.test"]
@@ -45,7 +47,7 @@ def test_from_the_corpora_to_the_table(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["--speech", "nowhere"], ["--frobnicate"]])
-def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
-    done = run_recipe("english", *arguments, cwd=tmp_path)
+def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments, programs):
+    done = run_recipe("english", *arguments, cwd=tmp_path, programs=programs)
     assert done.returncode == 2
     assert done.stderr.startswith("run.sh: ")

@@ -21,42 +21,42 @@ def data(tmp_path) -> Path:
     return tmp_path / "data"
 
 
-def test_from_the_folders_to_the_table_and_what_is_done_is_skipped(data, tmp_path):
-    done = run_recipe("mini_librispeech", "--data", data, *TINY, cwd=tmp_path)
+def test_from_the_folders_to_the_table_and_what_is_done_is_skipped(data, tmp_path, programs):
+    done = run_recipe("mini_librispeech", "--data", data, *TINY, cwd=tmp_path, programs=programs)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "exp" / "mini_librispeech" / "RESULTS.md").read_text().splitlines()
     assert table[2].startswith("| dev-clean-2 | ") and "%" in table[2]
     assert "revision" in table[-1] and "epochs=1" in table[-1]
 
-    again = run_recipe("mini_librispeech", "--data", data, *TINY, cwd=tmp_path)
+    again = run_recipe("mini_librispeech", "--data", data, *TINY, cwd=tmp_path, programs=programs)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("done before") == 6
 
 
-def test_a_stage_that_failed_says_how_to_go_on_and_does(data, tmp_path):
+def test_a_stage_that_failed_says_how_to_go_on_and_does(data, tmp_path, programs):
     (data / "LibriSpeech" / "dev-clean-2").rename(tmp_path / "elsewhere")
     (data / "LibriSpeech" / "dev-clean-2").mkdir()
-    broken = run_recipe("mini_librispeech", "--data", data, "--stop-stage", "2", cwd=tmp_path)
+    broken = run_recipe("mini_librispeech", "--data", data, "--stop-stage", "2", cwd=tmp_path, programs=programs)
     assert broken.returncode != 0
     assert "stage 2 failed; the same command goes on with it" in broken.stderr
     (data / "LibriSpeech" / "dev-clean-2").rmdir()
     (tmp_path / "elsewhere").rename(data / "LibriSpeech" / "dev-clean-2")
-    mended = run_recipe("mini_librispeech", "--data", data, "--stop-stage", "2", cwd=tmp_path)
+    mended = run_recipe("mini_librispeech", "--data", data, "--stop-stage", "2", cwd=tmp_path, programs=programs)
     assert mended.returncode == 0, mended.stderr
     assert mended.stdout.count("done before") == 1
     cuts = tmp_path / "exp" / "mini_librispeech" / "cuts"
     assert sorted(path.name for path in cuts.iterdir()) == ["dev-clean-2.jsonl.gz", "train-clean-5.jsonl.gz"]
 
 
-def test_a_hundred_hours_want_five_parts(tmp_path):
+def test_a_hundred_hours_want_five_parts(tmp_path, programs):
     write_parts(tmp_path, "train-clean-100", "dev-clean", "dev-other", "test-clean", "test-other")
-    done = run_recipe("librispeech", "--data", tmp_path, "--stop-stage", "1", cwd=tmp_path)
+    done = run_recipe("librispeech", "--data", tmp_path, "--stop-stage", "1", cwd=tmp_path, programs=programs)
     assert done.returncode == 0, done.stderr  # nothing is fetched: all is there
     assert (tmp_path / "exp" / "librispeech_100" / ".done" / "1").is_file()
 
 
 @pytest.mark.parametrize("arguments", [["--subset", "7"], ["--subset"], [], ["--data"]])
-def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
-    done = run_recipe("librispeech", *arguments, cwd=tmp_path)
+def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments, programs):
+    done = run_recipe("librispeech", *arguments, cwd=tmp_path, programs=programs)
     assert done.returncode == 2
     assert done.stderr.startswith("run.sh: ")

@@ -38,16 +38,20 @@ def eight(tmp_path) -> Path:
     return write_eight(tmp_path)
 
 
-def command(corpus: Path, out: Path, *overrides: str) -> tuple[list[str], dict]:
+def command(corpus: Path, out: Path, *overrides: str) -> list[str]:
     data = [f"data.train=[{corpus}]", f"data.dev=[{corpus}]", f"out={out}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    settings = {"cwd": out.parent, "env": environment, "text": True}
-    return [sys.executable, "-m", "asr.train", *data, *SETTINGS, *overrides], settings
+    return ["-m", "asr.train", *data, *SETTINGS, *overrides]
 
 
-def train(*arguments) -> subprocess.CompletedProcess:
-    words, settings = command(*arguments)
-    return subprocess.run(words, capture_output=True, timeout=240, **settings)
+@pytest.fixture(scope="module")
+def train(programs):
+    """Runs a training: `train(corpus, out, *overrides)`."""
+
+    def run(*arguments) -> subprocess.CompletedProcess:
+        words = [programs / "python", *command(*arguments)]
+        return subprocess.run(words, capture_output=True, timeout=240, text=True)
+
+    return run
 
 
 def last_checkpoint(out: Path) -> dict:
@@ -69,13 +73,13 @@ def two(strategy: str) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> tuple[Path, dict[str, subprocess.CompletedProcess]]:
+def trained(train, tmp_path_factory) -> tuple[Path, dict[str, subprocess.CompletedProcess]]:
     """Trainings by two processes: the folder they lie in, each under its strategy's name, and how they ended."""
     folder = write_eight(tmp_path_factory.mktemp("two"))
     return folder, {name: train(folder, folder / name, *two(name), "validate_every=2") for name in STRATEGIES}
 
 
-def test_two_processes_arrive_where_one_does(trained):
+def test_two_processes_arrive_where_one_does(train, trained):
     folder, runs = trained
     runs = {"one": train(folder, folder / "one", "data.batch_seconds=4"), **runs}
     for name, run in runs.items():
@@ -90,11 +94,12 @@ def test_two_processes_arrive_where_one_does(trained):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the other process in /proc")
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_when_a_process_is_killed_the_training_is_resumed_as_if_nothing_had_happened(trained, strategy):
+def test_when_a_process_is_killed_the_training_is_resumed_as_if_nothing_had_happened(train, trained, strategy):
     folder, _ = trained
     killed = folder / f"killed_{strategy}"
-    words, settings = command(folder, killed, *two(strategy), "validate_every=2")
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL, **settings) as first:
+    words = [sys.executable, *command(folder, killed, *two(strategy), "validate_every=2")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment) as first:
         last = killed / "checkpoints" / "last.ckpt"
         while not last.exists() and first.poll() is None:
             time.sleep(0.01)
@@ -115,7 +120,7 @@ def test_what_was_begun_in_shares_goes_on_in_shares(trained):
         begin(options(folder, folder / "fsdp", "resume=true"))
 
 
-def test_a_batch_that_cannot_be_read_stops_neither_process(eight, tmp_path):
+def test_a_batch_that_cannot_be_read_stops_neither_process(train, eight, tmp_path):
     sound = (eight / "3.flac", eight / "3.wav")
     samples, rate = soundfile.read(sound[1])
     soundfile.write(sound[0], samples, rate)

@@ -1,0 +1,106 @@
+"""Commands without the seconds of their imports: a process that has imported what they need forks itself for each.
+
+`programs(folder)` starts it and gives a folder whose `python` asks it for modules (`python -m ...`), with the
+arguments, environment, working directory and standard streams of whoever calls; all else goes to the interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+PYTHON = """#!{python} -SE
+import json, os, socket, sys
+if sys.argv[1:2] != ["-m"]:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    socket.send_fds(server, [b"!"], [0, 1, 2])
+    server.sendall(json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode())
+    server.shutdown(socket.SHUT_WR)
+    sys.exit((server.recv(1) or b"\\1")[0])
+"""
+
+
+@contextmanager
+def programs(folder: Path) -> Iterator[Path]:
+    """While it lasts, `folder/python` is a quick one."""
+    address, python = str(folder / "socket"), folder / "python"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.forks", address]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as server:
+        try:
+            assert server.stdout.readline() == b"ready\n"
+            python.write_text(PYTHON.format(python=sys.executable, address=address))
+            python.chmod(0o755)
+            yield folder
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+def serve(address: str) -> None:
+    """Forks for each that connects, until it is killed."""
+    import jiwer  # noqa: F401
+    import matplotlib.figure  # noqa: F401
+
+    import asr.corpus.__main__
+    import asr.training.language_model
+    import asr.training.run  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended leaves nothing behind
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)
+        server.listen()
+        print("ready", flush=True)
+        while True:
+            connection, _ = server.accept()
+            if not os.fork():
+                server.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _answer(connection)
+            connection.close()
+
+
+def _answer(connection: socket.socket) -> None:
+    """Runs the module that is asked for, says how it ended, and ends this process."""
+    streams = socket.recv_fds(connection, 1, 3)[1]
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    arguments, folder, environment = json.loads(connection.makefile("rb").read())
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = arguments
+    code: object = 1
+    try:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    connection.sendall(bytes([code]))
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
