@@ -1,5 +1,6 @@
 """What the tests share: sounds made on the spot, a tiny model, the real speech where it is at hand."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,17 @@ from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 
 ROOT = Path(__file__).parent.parent
+SLOW = ("test_processes.py", "test_training.py", "test_sequences.py", "test_readme.py")
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 
+torch.set_num_threads(1)  # as many processes of tests as cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of commands
 keep_kernels(1024)  # a process of tests trains after it has loaded a recogniser, which would keep too few
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first: no process of tests waits for another in the end."""
+    items.sort(key=lambda item: item.path.name not in SLOW)
 
 
 @pytest.fixture(autouse=True)
