@@ -74,11 +74,11 @@ def tiny_model(tiny_config) -> SpeechModel:
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory) -> Iterator[Path]:
+def programs() -> Iterator[Path]:
     """A folder whose `python` starts at once (`tests/forks.py`)."""
     from tests import forks
 
-    with forks.programs(tmp_path_factory.mktemp("programs")) as folder:
+    with forks.programs() as folder:
         yield folder
 
 

@@ -1,7 +1,7 @@
 """Commands without the seconds of their imports: a process that has imported what they need forks itself for each.
 
-`programs(folder)` starts it and gives a folder whose `python` asks it for modules (`python -m ...`), with the
-arguments, environment, working directory and standard streams of whoever calls; all else goes to the interpreter.
+`programs()` starts it and gives a folder whose `python` asks it for modules (`python -m ...`), with the arguments,
+environment, working directory and standard streams of whoever calls; all else goes to the interpreter.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,19 +36,20 @@ with socket.socket(socket.AF_UNIX) as server:
 
 
 @contextmanager
-def programs(folder: Path) -> Iterator[Path]:
-    """While it lasts, `folder/python` is a quick one."""
-    address, python = str(folder / "socket"), folder / "python"
+def programs() -> Iterator[Path]:
+    """A folder with a quick `python`, while it lasts."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.forks", address]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as server:
-        try:
-            assert server.stdout.readline() == b"ready\n"
-            python.write_text(PYTHON.format(python=sys.executable, address=address))
-            python.chmod(0o755)
-            yield folder
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
+        address, python = f"{folder}/socket", Path(folder, "python")
+        command = [sys.executable, "-m", "tests.forks", address]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as server:
+            try:
+                assert server.stdout.readline() == b"ready\n"
+                python.write_text(PYTHON.format(python=sys.executable, address=address))
+                python.chmod(0o755)
+                yield python.parent
+            finally:
+                os.killpg(server.pid, signal.SIGKILL)
 
 
 def serve(address: str) -> None:
