@@ -16,8 +16,9 @@ from asr.model.config import ModelConfig
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
+from tests import forks
 
-ROOT = Path(__file__).parent.parent
+ROOT = forks.ROOT
 SLOW = ("test_processes.py", "test_training.py", "test_sequences.py", "test_readme.py")
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 
@@ -76,8 +77,6 @@ def tiny_model(tiny_config) -> SpeechModel:
 @pytest.fixture(scope="session")
 def programs() -> Iterator[Path]:
     """A folder whose `python` starts at once (`tests/forks.py`)."""
-    from tests import forks
-
     with forks.programs() as folder:
         yield folder
 

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.conftest import ROOT
-
+ROOT = Path(__file__).parent.parent
 PYTHON = """#!{python} -SE
 import json, os, socket, sys
 if sys.argv[1:2] != ["-m"]:

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -58,11 +59,12 @@ def files(tmp_path, tiny_model):
 
 
 def test_help_answers_at_once():
-    run("asr.transcribe", "--help")
-    before = os.times()
-    assert b"FILE" in run("asr.transcribe", "--help").stdout
-    after = os.times()
-    assert after.children_user + after.children_system - before.children_user - before.children_system < 0.3
+    took = []
+    for _ in range(3):  # other tests run beside it
+        started = time.monotonic()
+        assert b"FILE" in run("asr.transcribe", "--help").stdout
+        took.append(time.monotonic() - started)
+    assert min(took) < 0.3
 
 
 def test_importing_asr_loads_nothing_heavy():

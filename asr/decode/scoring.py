@@ -151,7 +151,7 @@ def transcribe_together(
     if everything is None:
         return None
     rows = sorted((row for _, part in everything for row in part), key=itemgetter(0))
-    columns = [[row[i] for row in rows] for i in range(1, 5)]  # of none, too
+    columns = [[row[i] for row in rows] for i in range(1, 5)]  # four also where there is no row
     return _some(Transcribed(*columns, max(seconds for seconds, _ in everything)))
 
 

@@ -84,7 +84,7 @@ class EpochLine(EpochTimer):
 
 
 class Patience(EarlyStopping):
-    """Ends a training whose dev WER no longer falls; it has ended, too, when it is resumed."""
+    """Ends a training whose dev WER no longer falls; when it is resumed it has ended, unless with more patience."""
 
     def __init__(self, validations: int):
         super().__init__("dev/wer", patience=validations)

@@ -43,8 +43,26 @@ def test_stages_run_on_their_own(an4, tmp_path, programs):
     assert not (tmp_path / "exp" / "an4" / "model").exists()
 
 
+def test_what_is_done_again_is_trained_anew(an4, tmp_path, programs):
+    """A stage that was done begins anew, and so does a later one whose data were made again."""
+    model = tmp_path / "exp" / "an4" / "first" / "model"
+    until = ["--data", an4, "--stop-stage", "2", *SMALL]
+    done = run_recipe("an4", *until, cwd=tmp_path, programs=programs)
+    assert done.returncode == 0 and "epoch 1/1" in done.stderr, done.stderr
+    assert "epoch" not in run_recipe("an4", *until, cwd=tmp_path, programs=programs).stderr
+    for part in ("train", "test"):
+        path = an4 / "etc" / f"an4_{part}.transcription"
+        path.write_text(path.read_text().replace("YES", "NO"))
+    again = run_recipe("an4", "--data", an4, "--stage", "1", "--stop-stage", "1", cwd=tmp_path, programs=programs)
+    assert again.returncode == 0, again.stderr
+    assert "y" in (model / "characters.json").read_text()  # until it is trained again
+    anew = run_recipe("an4", *until, cwd=tmp_path, programs=programs)
+    assert "epoch 1/1" in anew.stderr, anew.stderr
+    assert "y" not in (model / "characters.json").read_text()
+
+
 @pytest.mark.parametrize("arguments", [["--data", "nowhere"], ["--frobnicate"], ["--stage", "two"]])
-def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments, programs):
-    done = run_recipe("an4", *arguments, cwd=tmp_path, programs=programs)
+def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
+    done = run_recipe("an4", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("run.sh: ")

@@ -47,7 +47,7 @@ def test_from_the_corpora_to_the_table(tmp_path, programs):
 
 
 @pytest.mark.parametrize("arguments", [["--speech", "nowhere"], ["--frobnicate"]])
-def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments, programs):
-    done = run_recipe("english", *arguments, cwd=tmp_path, programs=programs)
+def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
+    done = run_recipe("english", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("run.sh: ")

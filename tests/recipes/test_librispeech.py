@@ -56,7 +56,7 @@ def test_a_hundred_hours_want_five_parts(tmp_path, programs):
 
 
 @pytest.mark.parametrize("arguments", [["--subset", "7"], ["--subset"], [], ["--data"]])
-def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments, programs):
-    done = run_recipe("librispeech", *arguments, cwd=tmp_path, programs=programs)
+def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
+    done = run_recipe("librispeech", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("run.sh: ")

@@ -1,7 +1,5 @@
 """Which stages a recipe runs, and how it goes on: AN4's, with a stand-in for the commands that it calls."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.recipes.conftest import run_recipe
@@ -36,10 +34,6 @@ def recipe(tmp_path):
     return run
 
 
-def checkpoint(folder: Path) -> Path:
-    return folder / "exp" / "an4" / "first" / "checkpoints" / "last.ckpt"
-
-
 def test_what_is_done_is_done_once(recipe):
     assert recipe() == (0, ["resume=false"])
     assert recipe() == (0, [])
@@ -61,7 +55,7 @@ def test_a_stage_that_is_asked_for_again_trains_anew(recipe):
 def test_what_was_trained_on_data_that_are_made_again_is_trained_anew(recipe, tmp_path):
     assert recipe() == (0, ["resume=false"])
     assert recipe("--stage", "1", "--stop-stage", "1") == (0, [])
-    assert checkpoint(tmp_path).exists()  # until it is trained again
+    assert (tmp_path / "exp" / "an4" / "first" / "checkpoints" / "last.ckpt").exists()  # until it is trained again
     assert recipe() == (0, ["resume=false"])
 
 

@@ -47,9 +47,9 @@ def command(corpus: Path, out: Path, *overrides: str) -> list[str]:
 def train(programs):
     """Runs a training: `train(corpus, out, *overrides)`."""
 
-    def run(*arguments) -> subprocess.CompletedProcess:
-        words = [programs / "python", *command(*arguments)]
-        return subprocess.run(words, capture_output=True, timeout=240, text=True)
+    def run(corpus: Path, out: Path, *overrides: str) -> subprocess.CompletedProcess:
+        words = [programs / "python", *command(corpus, out, *overrides)]
+        return subprocess.run(words, capture_output=True, timeout=240, text=True, cwd=out.parent)
 
     return run
 
