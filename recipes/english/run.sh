@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # The English model that ships: from a folder of corpora to a model folder and a WER table. A first training on the
 # speech as it is; a second goes on with it, with as much again that is spliced from its words, and distorts it all.
-#   recipes/english/run.sh --speech DIR [--text FILE] [--kokoro DIR] [--out exp/english] [--stage 1] [--stop-stage 8]
-#                          [option=value ...]
+#   recipes/english/run.sh --speech DIR [--text FILE] [--quick N] [--kokoro DIR] [--out exp/english] [--stage 1]
+#                          [--stop-stage 8] [option=value ...]
 # --speech holds *.train.tar, *.dev.tar and perhaps *.test.tar (a manifest.jsonl and its audio in each); --text is for a
-# language model, a sentence a line (.xz, .gz or plain); --kokoro holds kokoro.onnx and voices/, which then speak 8,000
-# sentences of the text for the training (recipes/synthesis).
+# language model, a sentence a line (.xz, .gz or plain). Of its sentences hibari and flite speak N for the training, and
+# Kokoro 8,000, where DIR holds kokoro.onnx and voices/ (recipes/synthesis says where to get all three).
 # Options of asr.train may follow. A run that was interrupted goes on with the stage that it was in.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
-speech='' text='' kokoro=''
-parse "speech text kokoro" exp/english 8 "$@"
+speech='' text='' kokoro='' quick=''
+parse "speech text kokoro quick" exp/english 8 "$@"
 shopt -s nullglob extglob
-[ -z "$kokoro" ] || [ -n "$text" ] || wrong "--kokoro speaks sentences of --text FILE, which is missing"
+[ -z "$kokoro$quick" ] || [ -n "$text" ] || wrong "--kokoro and --quick speak sentences of --text FILE, which is missing"
 
 if begin 1 cuts; then
   for part in train dev; do
@@ -29,11 +29,16 @@ if begin 1 cuts; then
   finish
 fi
 
-if [ -n "$kokoro" ] && begin 2 "synthetic speech"; then
-  python "$(dirname "${BASH_SOURCE[0]}")/../synthesis/sentences.py" --kokoro "$kokoro/kokoro.onnx" \
-    --voices "$kokoro/voices" --text "$text" --exclude "$cuts"/*.dev.jsonl.gz "$cuts"/*.test.jsonl.gz \
-    --utterances 8000 --processes "$(nproc)" --out "$cuts/synthetic"
-  python -m asr.corpus prepare "$cuts/synthetic/manifest.jsonl" --out "$cuts/synthetic.train.jsonl.gz"
+# synthetic NAME OPTION...: sentences of the text, spoken; none of them is in a set that is scored
+synthetic() {
+  python "$(dirname "${BASH_SOURCE[0]}")/../synthesis/sentences.py" --text "$text" \
+    --exclude "$cuts"/*.dev.jsonl.gz "$cuts"/*.test.jsonl.gz --processes "$(nproc)" --out "$cuts/$1" "${@:2}"
+  python -m asr.corpus prepare "$cuts/$1/manifest.jsonl" --wav "$cuts/wav/$1" --out "$cuts/$1.train.jsonl.gz"
+}
+
+if [ -n "$kokoro$quick" ] && begin 2 "synthetic speech"; then
+  [ -z "$quick" ] || synthetic synthetic-quick --utterances "$quick" --seed 1
+  [ -z "$kokoro" ] || synthetic synthetic --utterances 8000 --kokoro "$kokoro/kokoro.onnx" --voices "$kokoro/voices"
   finish
 fi
 

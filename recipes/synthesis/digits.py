@@ -3,7 +3,7 @@
 
     python recipes/synthesis/digits.py --kokoro kokoro-int8.onnx --voices voices --out data/digits --seed 0
 
-`engine.py` says where the engine comes from; either of its models will do, the shipped tars come from the int8.
+`kokoro.py` says where the engine comes from; either of its models will do, the shipped tars come from the int8.
 Each tar begins with `manifest.jsonl` (one JSON object a line, as in NeMo), then holds one Ogg Opus file an utterance.
 The dev voices are in no training item, not even in a blend, and no dev digit string is in train. The same seed and
 library versions on the same kind of CPU give the same bytes. It takes about 20 minutes on one core.
@@ -24,7 +24,8 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from engine import RATE, Kokoro, Speaker, add_arguments, blend, language_of, load_engine, load_voices, speak
+from kokoro import Kokoro, Speaker, add_arguments, blend, language_of, load_engine, load_voices, speak
+from utterance import RATE
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 DEV_VOICES = ("af_sarah", "am_michael", "bf_isabella", "bm_george")  # held out of train

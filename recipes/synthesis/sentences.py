@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Synthesise speech for training: sentences of a text, each by another blend of two voices and at a speed of its own.
+"""Synthesise speech for training: sentences of a text, each by another voice and at a speed of its own.
 
-    python recipes/synthesis/sentences.py --kokoro kokoro-int8.onnx --voices voices --text books.txt.xz \
-        --exclude test.jsonl.gz --utterances 4000 --out synthetic
+    python recipes/synthesis/sentences.py --text books.txt.xz --exclude test.jsonl.gz --utterances 8000 --out synthetic
 
-`engine.py` says where the engine comes from. OUT gets one FLAC an utterance and, when all are there, `manifest.jsonl`
-(one JSON object a line, as in NeMo), whose `speaker` names the blend. An interrupted run goes on where it was.
+By hibari and flite (`quick.py`); with `--kokoro kokoro-int8.onnx --voices voices` by Kokoro, at a thirtieth of the pace
+(`kokoro.py`). Both files say where the engines come from. OUT gets one FLAC an utterance and, when all are there,
+`manifest.jsonl` (one JSON object a line, as in NeMo), whose `speaker` names the voice. An interrupted run goes on where
+it was.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import soundfile
-from engine import RATE, Kokoro, add_arguments, blend, load_engine, load_voices, speak
 
+from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import open_corpus
 from asr.text.normalizer import english
 from asr.training.text import lines_of
+
+if TYPE_CHECKING:
+    from kokoro import Blends
+    from quick import Quick
 
 WORDS = (3, 30)  # fewest and most of a sentence
 SPEEDS = (0.85, 1.25)
@@ -55,49 +61,62 @@ def speakable(lines: Iterable[str], excluded: set[tuple[str, ...]]) -> Iterator[
 
 
 @cache
-def engine_of(model: Path, folder: Path) -> tuple[Kokoro, dict[str, np.ndarray]]:
+def engine_of(model: Path | None, voices: Path | None) -> Blends | Quick:
     """Loaded once a process."""
-    voices = load_voices(folder)
-    return load_engine(model, voices), voices
+    if model and voices:
+        from kokoro import Blends
+
+        return Blends(model, voices)
+    from quick import Quick
+
+    return Quick()
 
 
 def say(text: str, args: argparse.Namespace) -> dict | None:
     """Speaks a sentence into a file, unless that is there; its line of the manifest, None if it went wrong."""
-    engine, voices = engine_of(args.kokoro, args.voices)
+    engine = engine_of(args.kokoro, args.voices)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     rng = np.random.default_rng([args.seed, int(digest, 16)])  # an utterance does not hang on those before it
-    first, second = (str(name) for name in rng.choice(list(voices), size=2, replace=False))
-    share, speed = round(float(rng.uniform(0.5, 1)), 2), float(rng.uniform(*SPEEDS))
+    speaker, speed = engine.draw(rng), float(rng.uniform(*SPEEDS))
     name = f"synthetic{args.seed}-{digest}"
     path = args.out / f"{name}.flac"
     if not path.exists():
         try:
-            samples = speak(engine, text, blend(voices, first, second, share, name), speed, rng)
+            samples = engine.speak(text, speaker, speed, rng)
         except Exception as error:  # of the phonemiser or of the engine, each of which has its own
             print(f"left out {text!r}: {error!r}", flush=True)
             return None
         unfinished = path.with_suffix(".part")
-        soundfile.write(unfinished, samples, RATE, format="FLAC")
+        soundfile.write(unfinished, samples, SAMPLE_RATE, format="FLAC")
         unfinished.rename(path)
     seconds = soundfile.info(path).duration
     if not PACE[0] < len(text) / seconds < PACE[1]:
         print(f"left out {text!r}: {len(text)} letters in {seconds:.1f} s", flush=True)
         return None
-    entry = {"id": name, "audio_filepath": path.name, "duration": seconds, "text": text}
-    return entry | {"speaker": f"{first}*{share}+{second}"}
+    return {
+        "id": name,
+        "audio_filepath": path.name,
+        "duration": seconds,
+        "text": text,
+        "speaker": str(speaker),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n", 1)[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    add_arguments(parser)
+    parser.add_argument("--kokoro", type=Path, help="Kokoro's ONNX model")
+    parser.add_argument("--voices", type=Path, help="folder of Kokoro's .bin voices")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--text", type=Path, required=True, help="a sentence a line (.xz, .gz or plain)")
     parser.add_argument("--exclude", nargs="*", default=[], help="corpora that no sentence may repeat")
     parser.add_argument("--out", type=Path, required=True, help="folder for the sound and its manifest")
     parser.add_argument("--utterances", type=int, default=4000, metavar="N")
     parser.add_argument("--processes", type=int, default=1, metavar="N")
     args = parser.parse_args()
+    if (args.kokoro is None) != (args.voices is None):
+        parser.error("--kokoro and --voices: both, or neither")
 
     lines = list(dict.fromkeys(lines_of([str(args.text)])))
     np.random.default_rng(args.seed).shuffle(lines)

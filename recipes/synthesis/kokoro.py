@@ -19,11 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-import soxr
 from kokoro_onnx import SAMPLE_RATE as ENGINE_RATE
 from kokoro_onnx import Kokoro
-
-RATE = 16_000
+from utterance import as_utterance
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,9 @@ class Speaker:
     name: str
     style: np.ndarray
     language: str
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,23 +72,23 @@ def blend(voices: dict[str, np.ndarray], first: str, second: str, share: float, 
 
 
 def speak(engine: Kokoro, text: str, speaker: Speaker, speed: float, rng: np.random.Generator) -> np.ndarray:
-    """Samples `(N,)` at 16 kHz, 0.1 to 0.2 s of silence around them, at a level that `rng` draws. Raises
-    ValueError where nothing was said."""
+    """Samples `(N,)` at 16 kHz. Raises ValueError where nothing was said."""
     audio, _ = engine.create(text, speaker.style, speed, speaker.language, trim=False)
-    audio = soxr.resample(_trim(audio, ENGINE_RATE, rng), ENGINE_RATE, RATE, quality="VHQ")
-    audio *= rng.uniform(0.3, 0.9) / np.abs(audio).max()
-    return audio
+    return as_utterance(audio, ENGINE_RATE, rng)
 
 
-def _trim(audio: np.ndarray, rate: int, rng: np.random.Generator) -> np.ndarray:
-    """Leave 0.1 to 0.2 s around the speech: everything within 42 dB of the loudest 10 ms."""
-    hop = rate // 100
-    frames = audio[: len(audio) // hop * hop].reshape(-1, hop)
-    energy = np.square(frames.astype(np.float64)).mean(axis=1)
-    if not energy.any():
-        raise ValueError("nothing was said")
-    loud = np.flatnonzero(energy > energy.max() * 10**-4.2)
-    head, tail = (int(margin * rate) for margin in rng.uniform(0.1, 0.2, size=2))
-    start, end = int(loud[0]) * hop - head, int(loud[-1] + 1) * hop + tail
-    audio = np.pad(audio, (max(0, -start), max(0, end - len(audio))))
-    return audio[max(0, start) :][: end - start]
+class Blends:
+    """Kokoro in any blend of two of its voices."""
+
+    def __init__(self, model: Path, folder: Path):
+        self.voices = load_voices(folder)
+        self.engine = load_engine(model, self.voices)
+
+    def draw(self, rng: np.random.Generator) -> Speaker:
+        first, second = (str(name) for name in rng.choice(list(self.voices), size=2, replace=False))
+        share = round(float(rng.uniform(0.5, 1)), 2)
+        return blend(self.voices, first, second, share, f"{first}*{share}+{second}")
+
+    def speak(self, text: str, speaker: Speaker, speed: float, rng: np.random.Generator) -> np.ndarray:
+        """Samples `(N,)` at 16 kHz. Raises ValueError where nothing was said."""
+        return speak(self.engine, text, speaker, speed, rng)
