@@ -18,9 +18,8 @@ CONVOLUTIONS = {
     6: ((3, 2), (5, 3)),
     8: ((3, 2), (3, 2), (3, 2)),
 }
-PART = (
-    1000  # output frames: a longer sound is subsampled in parts, for between the convolutions it is 30 times as large
-)
+# output frames: a longer sound is subsampled in parts, for between the convolutions it is 30 times as large
+PART = 1000
 
 
 class ConvSubsampling(nn.Module):

@@ -46,7 +46,7 @@ def test_from_the_corpora_to_the_table(tmp_path, programs):
     assert json.loads((model / "decoding.json").read_text())["options"]["beam_size"] == 5
 
 
-@pytest.mark.parametrize("arguments", [["--speech", "nowhere"], ["--frobnicate"]])
+@pytest.mark.parametrize("arguments", [["--speech", "nowhere"], ["--speech", ".", "--quick", "4"], ["--frobnicate"]])
 def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
     done = run_recipe("english", *arguments, cwd=tmp_path)
     assert done.returncode == 2
