@@ -8,6 +8,7 @@ a voice that is played more slowly comes from a longer vocal tract, and speaks t
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ class Quick:
     """hibari and flite, in any size."""
 
     def __init__(self):
+        if not shutil.which("flite"):
+            raise SystemExit("flite is not installed; Debian's package has its name")
         self.hibari = Hibari(threads=1)
 
     def draw(self, rng: np.random.Generator) -> Speaker:

@@ -73,3 +73,9 @@ def test_size_lowers_the_pitch_and_leaves_the_pace(quick, voice):
     assert len(large) == pytest.approx(len(small), rel=0.15)
     assert centre(large) < 0.8 * centre(small)
     assert np.array_equal(small, spoken(0.8))
+
+
+def test_without_flite_nothing_is_spoken_at_all(quick, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="flite"):
+        type(quick)()
