@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The English model that ships: from a folder of corpora to a model folder and a WER table. A first training on the
-# speech as it is; a second goes on with it, with as much again that is spliced from its words, and distorts it all.
+# speech as it is; a second goes on with it, with as much of people's again, spliced from its words, and distorts it all.
 #   recipes/english/run.sh --speech DIR [--text FILE] [--quick N] [--kokoro DIR] [--out exp/english] [--stage 1]
 #                          [--stop-stage 8] [option=value ...]
 # --speech holds *.train.tar, *.dev.tar and perhaps *.test.tar (a manifest.jsonl and its audio in each); --text is for a

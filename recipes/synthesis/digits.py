@@ -24,8 +24,9 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from kokoro import Kokoro, Speaker, add_arguments, blend, language_of, load_engine, load_voices, speak
-from utterance import RATE
+from kokoro import Kokoro, Speaker, blend, language_of, load_engine, load_voices, speak
+
+from asr.audio.reading import SAMPLE_RATE
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 DEV_VOICES = ("af_sarah", "am_michael", "bf_isabella", "bm_george")  # held out of train
@@ -140,7 +141,7 @@ def tidy_ogg(data: bytes, serial: int) -> bytes:
 
 def encode(audio: np.ndarray, serial: int) -> bytes:
     buffer = io.BytesIO()
-    soundfile.write(buffer, audio, RATE, format="OGG", subtype="OPUS", compression_level=COMPRESSION)
+    soundfile.write(buffer, audio, SAMPLE_RATE, format="OGG", subtype="OPUS", compression_level=COMPRESSION)
     return tidy_ogg(buffer.getvalue(), serial)
 
 
@@ -149,7 +150,12 @@ def checked_duration(opus: bytes, audio: np.ndarray, digits: int, what: str) -> 
     decoded, rate = soundfile.read(io.BytesIO(opus), dtype="float32")
     seconds, peak = len(decoded) / rate, float(np.abs(decoded).max(initial=0))
     pace = (seconds - 0.3) / digits
-    if rate != RATE or abs(len(decoded) - len(audio)) > RATE // 50 or not 0.2 < peak < 1 or not 0.15 < pace < 1.2:
+    if (
+        rate != SAMPLE_RATE
+        or abs(len(decoded) - len(audio)) > SAMPLE_RATE // 50
+        or not 0.2 < peak < 1
+        or not 0.15 < pace < 1.2
+    ):
         raise RuntimeError(f"{what}: {rate} Hz, {seconds:.2f} s for {digits} digits, peak {peak:.2f}")
     return seconds
 
@@ -201,7 +207,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n", 1)[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    add_arguments(parser)
+    parser.add_argument("--kokoro", type=Path, required=True, help="Kokoro's ONNX model")
+    parser.add_argument("--voices", type=Path, required=True, help="folder of Kokoro's .bin voices")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("data/digits"), help="where train.tar and dev.tar go")
     parser.add_argument("--train", type=int, default=880, metavar="N", help="training utterances")
     parser.add_argument("--dev", type=int, default=104, metavar="N", help="dev utterances")

@@ -11,7 +11,6 @@ The same seed and library versions on the same kind of CPU give the same sound.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,12 +33,6 @@ class Speaker:
 
     def __str__(self) -> str:
         return self.name
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kokoro", type=Path, required=True, help="the engine's ONNX model")
-    parser.add_argument("--voices", type=Path, required=True, help="folder of the engine's .bin voices")
-    parser.add_argument("--seed", type=int, default=0)
 
 
 def load_voices(folder: Path, begins: Sequence[str] = ("",)) -> dict[str, np.ndarray]:

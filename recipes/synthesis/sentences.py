@@ -3,7 +3,7 @@
 
     python recipes/synthesis/sentences.py --text books.txt.xz --exclude test.jsonl.gz --utterances 8000 --out synthetic
 
-By hibari and flite (`quick.py`); with `--kokoro kokoro-int8.onnx --voices voices` by Kokoro, at a thirtieth of the pace
+By hibari and flite (`quick.py`); with `--kokoro kokoro-int8.onnx --voices voices` by Kokoro, at a fifteenth of the pace
 (`kokoro.py`). Both files say where the engines come from. OUT gets one FLAC an utterance and, when all are there,
 `manifest.jsonl` (one JSON object a line, as in NeMo), whose `speaker` names the voice. An interrupted run goes on where
 it was.

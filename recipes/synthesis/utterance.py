@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import soxr
 
-RATE = 16_000
+from asr.audio.reading import SAMPLE_RATE
 
 
 def as_utterance(audio: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
     """Samples `(N,)`, to be played at `rate`, at 16 kHz, with 0.1 to 0.2 s of silence around the speech, at a level
     that `rng` draws. Raises ValueError where nothing was said."""
-    audio = soxr.resample(_trim(audio, round(rate), rng), rate, RATE, quality="VHQ")
+    audio = soxr.resample(_trim(audio, round(rate), rng), rate, SAMPLE_RATE, quality="VHQ")
     audio *= rng.uniform(0.3, 0.9) / np.abs(audio).max()
     return audio
 
