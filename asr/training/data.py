@@ -100,17 +100,24 @@ class SoundData(ResumableData):
     def _train_sampler(self, **ranks: int) -> CutSampler:
         seconds, utterances = map(list, zip(*self.buckets, strict=True))
         if len(seconds) == 1:
-            return SimpleCutSampler(self.train_cuts, max_cuts=utterances[0], shuffle=True, seed=self.seed, **ranks)
-        constraint = FixedBucketBatchSizeConstraint(seconds, utterances)
-        return BucketSampler(self.train_cuts, self.seed, constraint=constraint, duration_bins=seconds[:-1], **ranks)
+            sampler = SimpleCutSampler(self.train_cuts, max_cuts=utterances[0], shuffle=True, seed=self.seed, **ranks)
+        else:
+            constraint, bins = FixedBucketBatchSizeConstraint(seconds, utterances), seconds[:-1]
+            sampler = BucketSampler(self.train_cuts, self.seed, constraint=constraint, duration_bins=bins, **ranks)
+        return _each_once(sampler, self.train_cuts)
+
+    def _dev_sampler(self, **ranks: int) -> CutSampler:
+        longest_first, limit = self.dev_cuts.sort_by_duration(), self._dev_limit
+        most = int(limit // self.window) if self.window else None
+        return _each_once(SimpleCutSampler(longest_first, max_duration=limit, max_cuts=most, **ranks), self.dev_cuts)
+
+    @property
+    def _dev_limit(self) -> float:
+        return max(self.config.batch_seconds, *self._heard(self.dev_cuts))
 
     def val_dataloader(self) -> DataLoader:
-        longest_first = self.dev_cuts.sort_by_duration()
-        heard = self._heard(longest_first)
-        limit = max(self.config.batch_seconds, heard[0])
-        most = int(limit // self.window) if self.window else None
-        sampler = SimpleCutSampler(longest_first, max_duration=limit, max_cuts=most)
-        return self._loader(Resumable(sampler), [1.0], make_buckets(heard, limit))
+        buckets = make_buckets(self._heard(self.dev_cuts), self._dev_limit)
+        return self._loader(Resumable(self._dev_sampler()), [1.0], buckets)
 
     def _loader(self, batches: Resumable, speeds: list[float], buckets: list[Bucket]) -> DataLoader:
         workers = self.config.workers if self.config.workers >= 0 else min(8, max(1, (os.cpu_count() or 1) - 1))
@@ -168,6 +175,13 @@ class SpeechData(SoundData):
 
         features = model.front_end.config
         self._keep(lambda cut: self._outside(cut) or unwritable(cut) or unaligned(cut), unwritable, features)
+
+
+def _each_once(sampler: CutSampler, cuts: CutSet) -> CutSampler:
+    """Without what Lhotse repeats, under new names, where fewer utterances are left than there are processes; a process
+    that has none then gets an empty batch."""
+    names = {cut.id for cut in cuts}
+    return sampler.map(lambda batch: batch.filter(lambda cut: cut.id in names))
 
 
 def memory_length(

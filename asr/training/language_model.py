@@ -45,8 +45,8 @@ class LanguageModelTraining(Optimized):
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
-        tokens = float((batch[1] + 1).sum())
-        self.log("dev/loss", self._loss(*batch, 0.0), batch_size=tokens, sync_dist=True)
+        if len(batch[1]):
+            self.add_dev((batch[1] + 1).sum(), self._loss(*batch, 0.0))
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["config"] = asdict(self.config)
@@ -84,7 +84,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     special = {"prompt": written.prompt[-1:], "eos": written.eos, "ctc": written.ctc}
     model = LanguageModel(replace(config.model, vocab_size=len(recognizer.tokenizer), **special))
     trainer = _trainer(config, data)
-    module = LanguageModelTraining(config, model, config.epochs * data.batches_per_epoch() // trainer.world_size)
+    module = LanguageModelTraining(config, model, config.epochs * data.updates_per_epoch(trainer.world_size))
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
     logger.info("%d lines, %.1f M tokens, %.1f M parameters", len(data.train_lines), data.tokens / 1e6, parameters)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)

@@ -1,8 +1,7 @@
 """What a training does about memory.
 
 On a GPU the largest batches come first: what does not fit is known before the first update, not in the third epoch, and
-the allocator reserves once what every later batch is cut from. On a CPU freed blocks are kept for the next step, and
-kernels for the next batch of the same shape.
+the allocator reserves once what every later batch is cut from. On a CPU freed blocks are kept for the next step.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import lightning as L
 import torch
 
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
-from asr.heap import keep_freed_blocks, keep_kernels, return_freed_blocks
+from asr.heap import keep_freed_blocks, return_freed_blocks
 from asr.text.tokenizer import SPECIALS
 from asr.training.batches import Batch
 from asr.training.data import SoundData
 
 TRIM_EVERY = 200  # batches
-KERNELS = 16384  # about 50 for each of the shapes that batches have: buckets times speeds
 
 
 class Size(NamedTuple):
@@ -93,14 +91,12 @@ class LargestFirst(L.Callback):
 
 
 class FreedMemory(L.Callback):
-    """On a CPU freed blocks and kernels are kept: without the kernels of all shapes a training in bfloat16 takes a
-    third longer. Now and then all that is free goes back nevertheless: batches of many sizes leave holes between them,
-    and the process would grow for hours."""
+    """On a CPU freed blocks are kept. Now and then all that is free goes back nevertheless: batches of many sizes leave
+    holes between them, and the process would grow for hours."""
 
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if module.device.type == "cpu":
             keep_freed_blocks()
-            keep_kernels(KERNELS)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -70,12 +70,13 @@ class SpeechTraining(Optimized):
         output = self.model.transformer(X, X_lens, batch.Y, batch.Y_lens)
         once = dataclasses.replace(self.config.loss, consistency=0.0)
         losses = joint_loss(output, batch.Y, batch.Y_lens, once, eos=self.model.transformer.config.eos)
-        self.log("dev/loss", losses.total, batch_size=len(batch.lens), sync_dist=True)
+        self.add_dev((batch.Y_lens + 1).sum(), losses.total)
         found = search(self.model.transformer, X, X_lens, self.config.validation)
         self.hypotheses += [self.model.tokenizer.decode(best[0].tokens) for best in found]
         self.references += batch.texts
 
     def on_validation_epoch_start(self) -> None:
+        super().on_validation_epoch_start()
         self.references, self.hypotheses = [], []
 
     def on_validation_epoch_end(self) -> None:

@@ -24,6 +24,7 @@ class Optimized(L.LightningModule):
     """A LightningModule that is optimised for `updates` steps as `settings` say."""
 
     stack: str  # the submodule that holds all trained weights, and is called as a whole
+    dev_means: tuple[str, ...] = ("dev/loss",)  # what a validation is the mean of, in the order of `add_dev`
     sharded: Sharded | None = None
 
     def __init__(self, settings: OptimizerConfig, updates: int, seed: int, compiled: bool = False):
@@ -49,9 +50,19 @@ class Optimized(L.LightningModule):
         if self.sharded:
             self.set_submodule(self.stack, self.sharded.whole())
 
+    def on_validation_epoch_start(self) -> None:
+        self.dev_sums = torch.zeros(len(self.dev_means) + 1, dtype=torch.double, device=self.device)
+
+    def add_dev(self, weight: torch.Tensor, *values: torch.Tensor) -> None:
+        """Of a batch: its means, scalars, and how much they count."""
+        self.dev_sums += torch.stack([*(weight * value.double() for value in values), weight.double()])
+
     def on_validation_epoch_end(self) -> None:
         if self.sharded:
             self.set_submodule(self.stack, self.sharded.shares())
+        # a process may have had no batch that could be read: each says its sums nevertheless
+        *sums, weight = self.trainer.strategy.reduce(self.dev_sums, reduce_op="sum")
+        self.log_dict({name: (total / weight).float() for name, total in zip(self.dev_means, sums, strict=True)})
 
     def on_train_start(self) -> None:  # an epoch that is resumed does not start
         self.on_train_epoch_start()

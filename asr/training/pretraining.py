@@ -31,6 +31,7 @@ class Pretraining(Optimized):
     """Trains the encoder of an `EncoderModel` for `updates` optimiser steps."""
 
     stack = "masked_prediction"
+    dev_means = ("dev/loss", "dev/accuracy")
 
     def __init__(self, config: PretrainConfig, model: EncoderModel, updates: int):
         super().__init__(config.optimizer, updates, config.seed, config.compile)
@@ -58,8 +59,7 @@ class Pretraining(Optimized):
             return
         torch.manual_seed(step_seed(self.seed, 0, self.global_rank, batch_idx))  # the same masks each time
         found = self._predict(batch)
-        values = {"dev/loss": found.masked_loss, "dev/accuracy": 100 * found.accuracy}
-        self.log_dict(values, batch_size=max(1, int(found.frames)), sync_dist=True)
+        self.add_dev(found.frames, found.masked_loss, 100 * found.accuracy)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["config"] = asdict(self.config)

@@ -47,14 +47,16 @@ class TextData(ResumableData):
         """Of the training text, the end of each line included."""
         return sum(len(line) + 1 for line in self.train_lines)
 
-    def batches_per_epoch(self) -> int:
-        """How many batches an epoch has, over all processes."""
-        return sum(1 for _ in Batches(self.train_lines, self.config.batch_tokens, self.seed))
+    def updates_per_epoch(self, world_size: int) -> int:
+        """How many updates the processes make together in an epoch."""
+        return sum(1 for _ in self._train_batches(0, world_size))
 
     def train_dataloader(self) -> DataLoader:
-        rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        batches = Batches(self.train_lines, self.config.batch_tokens, self.seed, rank, world_size)
+        batches = self._train_batches(self.trainer.global_rank, self.trainer.world_size)
         return DataLoader(Lines(self.train_lines), sampler=self.resumable(batches, self.seed), batch_size=None)
+
+    def _train_batches(self, rank: int, world_size: int) -> Batches:
+        return Batches(self.train_lines, self.config.batch_tokens // world_size, self.seed, rank, world_size)
 
     def val_dataloader(self) -> DataLoader:
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
@@ -74,12 +76,15 @@ class Lines(Dataset):
 
     def __getitem__(self, batch: tuple[list[int], int]) -> tuple[Tensor, Tensor]:
         labels = [torch.from_numpy(self.lines[i]).long() for i in batch[0]]
+        if not labels:
+            return torch.zeros(0, 0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
         return pad_sequence(labels, batch_first=True), torch.tensor([len(line) for line in labels])
 
 
 class Batches(Sampler[list[int]]):
     """Indices of lines that make up to `batch_tokens` with their padding, shuffled anew each epoch; seed None: sorted
-    by length, always the same. Each of `world_size` processes has every so many-th batch, all equally many."""
+    by length, always the same. Each of `world_size` processes has every so many-th batch, all equally many: shuffled,
+    the last few of an epoch are left out for that, sorted, there are empty ones."""
 
     def __init__(
         self, lines: Sequence[np.ndarray], batch_tokens: int, seed: int | None, rank: int = 0, world_size: int = 1
@@ -95,6 +100,8 @@ class Batches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         batches = self._batches()
+        if self.seed is None:
+            batches += [[]] * (-len(batches) % self.world_size)
         whole = len(batches) - len(batches) % self.world_size
         yield from batches[self.rank : whole : self.world_size]
 

@@ -17,15 +17,18 @@ from lightning.pytorch.strategies import Strategy
 from asr.audio.features import FrontEnd, RunningStatistics
 from asr.corpus import iterate
 from asr.decode.precision import best_precision
+from asr.heap import keep_kernels
 from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
 from asr.training.data import SoundData
 from asr.training.sharding import fully_sharded
 
 STATISTICS_SECONDS = 3600.0  # of sound from which mean and variance are taken
+KERNELS = 16384  # about 50 for each of the shapes that batches have: buckets times speeds
 
 
 def begin(config: TrainConfig | PretrainConfig | LMTrainConfig) -> Path | None:
-    """Seeds every generator; the checkpoint from which the training in `config.out` goes on, None at its start.
+    """Seeds every generator, and has kernels kept; the checkpoint from which the training in `config.out` goes on, None
+    at its start.
 
     Raises FileExistsError where `config.out` holds a training that is not to be resumed, ValueError where it was begun
     sharded and is to go on otherwise, or the reverse."""
@@ -41,6 +44,8 @@ def begin(config: TrainConfig | PretrainConfig | LMTrainConfig) -> Path | None:
                 f"{config.out} was begun with strategy={saved['strategy']}, and goes on so: fsdp keeps the optimiser's"
                 " state in another order"
             )
+    if not torch.cuda.is_available():
+        keep_kernels(KERNELS)  # without those of all shapes a training in bfloat16 takes a third longer
     L.seed_everything(config.seed, workers=True, verbose=False)
     return last if last.exists() else None
 

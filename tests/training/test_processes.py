@@ -144,3 +144,13 @@ def test_an_epoch_has_every_utterance_once(corpus, tmp_path, epoch):
         sampler.set_epoch(epoch)
         seen.append([cut.id for cuts in sampler for cut in cuts])
     assert sorted(id for ids in seen for id in ids) == sorted(cut.id for cut in data.train_cuts)
+
+
+def test_more_processes_than_utterances_share_them_in_as_many_batches_each(eight, tmp_path):
+    config = options(eight, tmp_path, f"data.train=[{eight}]", f"data.dev=[{eight}]")
+    data = SpeechData(config.data, seed=1)
+    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    for sampler in (data._train_sampler, data._dev_sampler):
+        ranks = [list(sampler(world_size=11, rank=rank)) for rank in range(11)]
+        assert {len(batches) for batches in ranks} == {1}
+        assert sorted(cut.id for batches in ranks for cuts in batches for cut in cuts) == [str(i) for i in range(8)]

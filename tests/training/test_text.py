@@ -7,7 +7,7 @@ import pytest
 from asr.text.normalizer import english
 from asr.text.tokenizer import CharTokenizer
 from asr.training.config import TextConfig
-from asr.training.text import Batches, TextData
+from asr.training.text import Batches, Lines, TextData
 from tests.conftest import LETTERS
 
 LINES = [np.arange(n) for n in np.random.default_rng(0).integers(1, 40, 500)]
@@ -40,6 +40,21 @@ def test_processes_share_the_batches():
     assert len({len(part) for part in parts}) == 1
     shared = [batch for group in zip(*parts, strict=True) for batch in group]
     assert shared == whole[: len(shared)] and len(whole) - len(shared) < 3
+
+
+def test_processes_share_all_of_a_dev_set_however_few_its_batches_are():
+    for world_size in (3, 100):
+        parts = [list(Batches(LINES, 2000, None, rank, world_size)) for rank in range(world_size)]
+        assert len({len(part) for part in parts}) == 1
+        assert sorted(i for part in parts for batch in part for i in batch) == list(range(500))
+    assert [tensor.numel() for tensor in Lines(LINES)[[], 0]] == [0, 0]
+
+
+def test_an_update_of_several_processes_has_as_many_tokens_as_that_of_one(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"{'a' * (i % 30)} b\n" for i in range(2000)))
+    config = TextConfig(train=[str(tmp_path / "a.txt")], held_out=30, max_tokens=50, batch_tokens=600)
+    data = TextData(config, CharTokenizer(LETTERS), english, seed=1)
+    assert data.updates_per_epoch(3) == pytest.approx(data.updates_per_epoch(1), rel=0.1)
 
 
 @pytest.mark.parametrize(("name", "opener"), [("a.txt", open), ("a.txt.gz", gzip.open), ("a.txt.xz", lzma.open)])

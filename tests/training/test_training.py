@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import asr
 from asr.audio.distort import Distortion
 from asr.audio.reading import SAMPLE_RATE
+from asr.composition import OPTIONS, _with_saved_options, build_config
 from asr.corpus import open_corpus
 from asr.model.layers import layers_of
 from asr.model.speech_model import SpeechModel
@@ -226,11 +228,20 @@ def test_a_model_that_is_trained_on_keeps_its_normaliser(corpus, tmp_path):
 def test_a_training_is_not_resumed_with_another_model(corpus, tmp_path):
     train(options(corpus, tmp_path / "exp", "epochs=1"))
     OmegaConf.save(options(corpus, tmp_path / "exp"), tmp_path / "exp" / "config.yaml")
-    done = call("asr.train", f"out={tmp_path / 'exp'}", "resume=true", "model.d_model=64")
-    assert done.returncode == 2
-    assert done.stderr.strip() == (
-        b"asr.train: resume=true: model.d_model is 32 in the training that is to be resumed, not 64"
-    )
+    for typed, named in [("model.d_model=64", "d_model is 32"), ("model=conformer-s", "d_model is 32")]:
+        done = call("asr.train", f"out={tmp_path / 'exp'}", "resume=true", typed)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"asr.train: resume=true: model.{named} in the training that is to be".encode())
+
+
+def test_what_is_typed_anew_counts_more_than_what_a_training_was_begun_with(corpus, tmp_path):
+    OmegaConf.save(options(corpus, tmp_path, "epochs=1", "wandb=speech", "data.speeds=[0.9,1.0]"), tmp_path / OPTIONS)
+    typed = ["epochs=2", "wandb=", "++seed=3", "data.train=[a.jsonl,b.jsonl]"]
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        composed = compose("train", [f"out={tmp_path}", *typed])
+    resumed = build_config(_with_saved_options(composed, TrainConfig, typed))
+    assert (resumed.epochs, resumed.wandb, resumed.seed, resumed.data.train) == (2, "", 3, ["a.jsonl", "b.jsonl"])
+    assert resumed.data.speeds == [0.9, 1.0]
 
 
 def test_a_batch_is_played_at_one_speed_drawn_anew_for_each(corpus, tmp_path):
