@@ -76,13 +76,18 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
     saved = Path(composed.out) / OPTIONS
     if not saved.is_file():
         raise ValueError(f"resume=true: no training was started in out={composed.out}")
-    fields = [word for word in typed if word.split("=")[0] not in ("model", "experiment")]
+    names = [word.split("=")[0].lstrip("+") for word in typed]
+    if "model" in names:  # a preset
+        names += [f"model.{field}" for field in composed.model if field != "dropout"]
     options = OmegaConf.load(saved)
-    resumed = OmegaConf.merge(_writable(schema), options, OmegaConf.from_dotlist(fields))
-    for name in (word.split("=")[0] for word in fields):
-        before, now = OmegaConf.select(options, name), OmegaConf.select(resumed, name)
+    resumed = OmegaConf.merge(_writable(schema), options)
+    for name in names:
+        if name in ("model", "experiment"):
+            continue
+        before, now = OmegaConf.select(options, name), OmegaConf.select(composed, name)
         if name.startswith(SHAPE) and name != "model.dropout" and before != now:
             raise ValueError(f"resume=true: {name} is {before} in the training that is to be resumed, not {now}")
+        OmegaConf.update(resumed, name, now)
     return resumed
 
 
