@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 
 from lhotse.utils import resumable_download, safe_extract
@@ -61,7 +62,9 @@ def download_librispeech(part: str, folder: Path, url: str = OPENSLR) -> Path:
         fetched = not (published and archive.is_file() and _md5(archive) == published)
         if fetched:
             resumable_download(f"{source}/{archive.name}", archive)
-    except OSError as error:  # of the network, or of the disk
+            if archive.stat().st_size < _size(f"{source}/{archive.name}"):
+                raise OSError("the server ended it early")
+    except (OSError, HTTPException) as error:  # of the network, or of the disk
         raise ValueError(f"{source}/{archive.name}: {error}; the same command goes on where it stopped") from None
     if fetched and published and _md5(archive) != published:
         archive.unlink()
@@ -101,6 +104,15 @@ def _published_sum(url: str, name: str) -> str | None:
     if name not in sums:
         logger.warning("%s: no MD5 sum of %s is published there; it is not checked", url, name)
     return sums.get(name)
+
+
+def _size(url: str) -> int:
+    """In bytes, as far as the server says."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD")) as response:
+            return int(response.headers.get("Content-Length", 0))
+    except urllib.error.HTTPError:
+        return 0
 
 
 def _md5(path: Path) -> str:

@@ -70,5 +70,6 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
 
 
 def _utterance(entry: dict[str, Any], path: Path) -> Utterance:
-    speaker, duration, offset = (entry.get(key) for key in ("speaker", "duration", "offset"))
-    return Utterance(entry["id"], path, entry.get("text") or "", speaker or "", duration, offset or 0.0)
+    duration, offset = entry.get("duration"), entry.get("offset")
+    speaker = "" if entry.get("speaker") is None else str(entry["speaker"])
+    return Utterance(entry["id"], path, entry.get("text") or "", speaker, duration, offset or 0.0)

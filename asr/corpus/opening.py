@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lhotse import CutSet, MonoCut, SupervisionSegment
+from lhotse import CutSet, MonoCut, Recording, SupervisionSegment
 
 from asr.corpus.an4 import read_an4
 from asr.corpus.folder import read_folder
 from asr.corpus.librispeech import is_librispeech, read_librispeech
 from asr.corpus.manifest import read_manifest, read_tar
 from asr.corpus.shards import is_shards, named, read_shards
-from asr.corpus.utterances import Utterance, make_cuts
+from asr.corpus.utterances import Utterance, input_kind, make_cuts
 
 FORMS = (
     "cuts (.jsonl.gz), shards (a folder or a URL), a JSONL manifest (.jsonl, .json), a tar with manifest.jsonl, an AN4 "
@@ -55,7 +55,17 @@ def _single(cuts: CutSet, path: str | Path, transcribed: bool) -> CutSet:
             cut.supervisions = [SupervisionSegment(cut.id, cut.recording_id, 0, cut.duration, text="")]
         if not isinstance(cut, MonoCut) or len(cut.supervisions) != 1:
             raise ValueError(f"{path}: {cut.id} is not one channel with one supervision (lhotse: trim_to_supervisions)")
+        if input_kind(cut) == "sound" and not _is_a_file(cut.recording):
+            raise ValueError(f"{path}: {cut.id} is more than a part of a file of one channel (lhotse: save_audios)")
     return cuts
+
+
+def _is_a_file(recording: Recording | None) -> bool:
+    """Whether a recording is what its file holds: not one of several channels or files, not made faster or louder."""
+    if recording is None or recording.transforms or len(recording.sources) != 1:
+        return False
+    source = recording.sources[0]
+    return source.type == "file" and len(source.channels) == 1
 
 
 def _utterances(path: Path, transcribed: bool) -> Iterator[Utterance]:

@@ -67,12 +67,13 @@ def is_shards(path: str | Path) -> bool:
 
 def read_shards(folder: str | Path) -> CutSet:
     """The cuts of a folder of shards, or of its URL. Raises ValueError where they cannot be read."""
-    folder = str(folder).rstrip("/")
-    if "://" not in folder and not (Path(folder) / INDEX).is_file():
+    remote = "://" in str(folder)
+    folder = str(folder).rstrip("/") if remote else str(Path(folder).absolute())
+    if not remote and not (Path(folder) / INDEX).is_file():
         return CutSet.from_cuts(_index(Path(folder), f"{folder}/")).to_eager()
     path = f"{folder}/{INDEX}"
     with named(path):
-        packed = fetch(path) if "://" in folder else Path(path).read_bytes()
+        packed = fetch(path) if remote else Path(path).read_bytes()
         cuts = [deserialize_item(json.loads(line)) for line in gzip.decompress(packed).splitlines()]
         for cut in cuts:
             source = cut.recording.sources[0]

@@ -225,6 +225,32 @@ def test_cuts_made_elsewhere_must_be_single_utterances(tmp_path, tone):
         open_corpus(tmp_path / "two.jsonl.gz")
 
 
+@pytest.mark.parametrize("make", ["perturb_speed", "several_channels", "several_files", "no_sound"])
+def test_cuts_made_elsewhere_must_be_what_their_file_holds(tmp_path, tone, make):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
+    cut = open_corpus(tmp_path / "m.jsonl")[0]
+    source = cut.recording.sources[0]
+    if make == "perturb_speed":
+        cut = cut.perturb_speed(0.9)
+    elif make == "several_channels":
+        source.channels, cut.recording.channel_ids = [0, 1], [0, 1]
+    elif make == "several_files":
+        cut.recording.sources *= 2
+    else:
+        cut.recording = None
+    CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl.gz")
+    with pytest.raises(ValueError, match="is more than a part of a file of one channel"):
+        open_corpus(tmp_path / "cuts.jsonl.gz")
+
+
+def test_a_speaker_may_be_a_number(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    entries = [{"id": str(n), "audio_filepath": "a.wav", "text": "one", "speaker": n} for n in (0, 84, None)]
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    assert [cut.supervisions[0].speaker for cut in open_corpus(tmp_path / "m.jsonl")] == ["0", "84", None]
+
+
 def test_an_offset_is_where_the_utterance_begins(tmp_path, tone):
     write(tmp_path / "a.wav", np.concatenate([tone(1.0, 300), tone(1.0, 900)]))
     entry = {"audio_filepath": "a.wav", "text": "second", "offset": 1.0, "duration": 1.0}

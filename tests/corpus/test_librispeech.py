@@ -20,11 +20,17 @@ class Server(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.sent = 0
         self.failures = 0  # requests that are to fail
+        self.broken = ""  # the kind of file that ends in its middle
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
 class Handler(BaseHTTPRequestHandler):
     parts = True
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.server.files[self.path])))
+        self.end_headers()
 
     def do_GET(self) -> None:
         content = self.server.files.get(self.path)
@@ -45,7 +51,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.path.endswith(".gz"):
             self.server.sent += len(content) - first  # before the client has all of it and looks
-        self.wfile.write(content[first:])
+        broken = self.server.broken and self.path.endswith(self.server.broken)
+        self.wfile.write(content[first : len(content) // 2 if broken else None])
 
     def log_message(self, *arguments) -> None:
         pass
@@ -83,6 +90,17 @@ def test_a_download_that_broke_off_goes_on_where_it_stopped(server, tmp_path):
     place = download_librispeech("dev-clean-2", tmp_path / "data", server.url)
     assert server.sent == len(whole) - 1000
     assert len(open_corpus([str(place)])) == 4
+
+
+def test_a_download_that_the_server_ends_early_goes_on_too(server, tmp_path):
+    for server.broken in (".txt", ".gz"):
+        with pytest.raises(ValueError, match="the same command goes on where it stopped"):
+            download_librispeech("dev-clean-2", tmp_path, server.url)
+    size = len(server.files["/31/dev-clean-2.tar.gz"])
+    assert (tmp_path / "dev-clean-2.tar.gz").stat().st_size == size // 2
+    server.broken, server.sent = "", 0
+    assert len(open_corpus([str(download_librispeech("dev-clean-2", tmp_path, server.url))])) == 4
+    assert server.sent == size - size // 2
 
 
 def test_what_was_there_before_stays(server, tmp_path):

@@ -1,6 +1,7 @@
 import gzip
 import multiprocessing
 import threading
+from pathlib import Path
 
 import lhotse
 import numpy as np
@@ -53,6 +54,15 @@ def test_they_are_lhotses_shards(cuts, tmp_path):
     for cut, original in zip(read, cuts, strict=True):
         assert vars_of(cut) == vars_of(original)
         np.testing.assert_array_equal(cut.load_audio()[0], read_cut(original))
+
+
+@pytest.mark.parametrize("inside", ["", "shar"])
+def test_their_cuts_are_found_from_any_directory(cuts, tmp_path, monkeypatch, inside):
+    write_shards(cuts, tmp_path / "shards", size=3)
+    monkeypatch.chdir(tmp_path)
+    read = open_corpus(Path("shards") / inside)
+    monkeypatch.chdir("/")
+    assert same(cuts, read)
 
 
 def test_lhotses_own_shards_are_read_too(cuts, tmp_path):
