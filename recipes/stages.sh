@@ -36,7 +36,8 @@ wrong() {
 
 failed() {
   trap - ERR
-  [ -z "$current" ] || echo "run.sh: stage $current failed; the same command goes on with it" >&2
+  local again="the same command${stage:+, without --stage,}"
+  [ -z "$current" ] || echo "run.sh: stage $current failed; $again goes on with it" >&2
 }
 
 # begin NUMBER TITLE: whether the stage is to run, and says so. One that was done runs again where --stage asks for it,
@@ -51,7 +52,9 @@ begin() {
   mkdir -p "$out/.done" "$out/.stale" "$out/.trained"
   if [ -e "$out/.done/$1" ] || [ -e "$out/.stale/$1" ]; then
     if [ -e "$out/.trained/$1" ]; then
-      while read -r folder; do rm -rf "$folder/checkpoints" "$folder/tensorboard"; done < "$out/.trained/$1"
+      while read -r folder; do # with what was chosen for the model that goes
+        rm -rf "$folder"/{checkpoints,tensorboard,model/decoding.json,model/lm}
+      done < "$out/.trained/$1"
     fi
     rm -f "$out"/.{done,stale,trained}/"$1"
   fi

@@ -3,7 +3,7 @@
 # first model finds the training set's words in time; a second training goes on with them in ever new order, too.
 #   recipes/an4/run.sh --data DIR [--out exp/an4] [--stage 1] [--stop-stage 6] [option=value ...]
 # DIR is AN4 as it is unpacked (etc/, wav/), or a folder with an4.train.tar and an4.test.tar (a manifest.jsonl in each).
-# Options of asr.train may follow. A run that was interrupted goes on with the stage that it was in.
+# Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"

@@ -6,7 +6,7 @@
 # --speech holds *.train.tar, *.dev.tar and perhaps *.test.tar (a manifest.jsonl and its audio in each); --text is for a
 # language model, a sentence a line (.xz, .gz or plain). Of its sentences hibari and flite speak N for the training, and
 # Kokoro 8,000, where DIR holds kokoro.onnx and voices/ (recipes/synthesis says where to get all three).
-# Options of asr.train may follow. A run that was interrupted goes on with the stage that it was in.
+# Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
@@ -19,6 +19,7 @@ if begin 1 cuts; then
   for part in train dev; do
     compgen -G "$speech/*.$part.tar" > /dev/null || wrong "--speech '$speech' holds no *.$part.tar"
   done
+  rm -f "$cuts"/*.jsonl.gz # of other speech, perhaps
   for tar in "$speech"/*.tar; do
     name=$(basename "$tar" .tar)
     python -m asr.corpus prepare "$tar" --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
@@ -65,7 +66,7 @@ fi
 
 if begin 7 "weights of decoding, confidences"; then
   fused=()
-  [ ! -d "$out/lm/model" ] || fused=(--lm "$out/lm/model" --lm-weights 0.3 0.5 --beam-size 5)
+  [ -z "$text" ] || fused=(--lm "$out/lm/model" --lm-weights 0.3 0.5 --beam-size 5)
   python -m asr.tune "$cuts"/*.some.jsonl.gz --model "$out/model" --ctc-weights 0.3 0.5 --length-bonuses 0 0.5 \
     ${fused[@]+"${fused[@]}"} --write
   finish

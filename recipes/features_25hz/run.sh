@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Feature matrices whose labels come about as fast as their frames: a linear front end, against a subsampling by 4.
 #   recipes/features_25hz/run.sh [--out exp/features_25hz] [--stage 1] [--stop-stage 4] [option=value ...]
-# Needs no data. Options of asr.train may follow. A run that was interrupted goes on with the stage that it was in.
+# Needs no data. Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"

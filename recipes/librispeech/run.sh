@@ -4,7 +4,7 @@
 #                              [--stop-stage 7] [--text FILE] [option=value ...]
 # DIR holds LibriSpeech/train-clean-100 and so on, or will: what is missing is fetched from OpenSLR ($URL elsewhere).
 # FILE is text for a language model, a sentence a line (.gz, .xz or plain); without it there is none.
-# Options of asr.train may follow. The same command goes on where a run was interrupted.
+# Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"

@@ -5,7 +5,7 @@
 # DIR holds *.train.tar, librispeech-train-clean-5.train.tar and librispeech-dev-clean-half.dev.tar among them (a
 # manifest.jsonl and its audio in each). Options that asr.pretrain and asr.train share may follow.
 # One core of a server CPU with AMX-BF16: half an hour of pre-training (22 h of sound, 3 epochs), then a good half hour
-# for each of the two recognisers. A run that was interrupted goes on with the stage that it was in.
+# for each of the two recognisers. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
@@ -14,6 +14,7 @@ parse speech exp/pretrain 5 "$@"
 labelled=librispeech-train-clean-5.train dev=librispeech-dev-clean-half.dev
 
 if begin 1 "cuts; 286 utterances (1 h) with their transcripts, 100 of dev to choose checkpoints by"; then
+  rm -f "$cuts"/*.jsonl.gz # of other speech, perhaps
   for tar in "$speech"/*.train.tar "$speech/$dev.tar"; do
     [ -f "$tar" ] || wrong "--speech '$speech' holds no $(basename "$tar")"
     name=$(basename "$tar" .tar)

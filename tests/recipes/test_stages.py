@@ -23,13 +23,14 @@ def recipe(tmp_path):
     (tmp_path / "programs" / "python").write_text(STAND_IN)
     (tmp_path / "programs" / "python").chmod(0o755)
 
-    def run(*arguments: str) -> tuple[int, list[str]]:
+    def run(*arguments: str, said: str = "") -> tuple[int, list[str]]:
         calls = tmp_path / "calls"
         calls.unlink(missing_ok=True)
         flags = ["--data", tmp_path, "--stop-stage", "2", *arguments]
         done = run_recipe("an4", *flags, cwd=tmp_path, programs=tmp_path / "programs")
-        said = calls.read_text().splitlines() if calls.exists() else []
-        return done.returncode, [line.split()[-1] for line in said if line.startswith("-m asr.train ")]
+        assert said in done.stderr
+        lines = calls.read_text().splitlines() if calls.exists() else []
+        return done.returncode, [line.split()[-1] for line in lines if line.startswith("-m asr.train ")]
 
     return run
 
@@ -50,6 +51,24 @@ def test_a_training_that_was_interrupted_goes_on(recipe, tmp_path):
 def test_a_stage_that_is_asked_for_again_trains_anew(recipe):
     assert recipe() == (0, ["resume=false"])
     assert recipe("--stage", "2") == (0, ["resume=false"])
+
+
+def test_a_training_that_is_done_again_and_interrupted_goes_on_without_stage(recipe, tmp_path):
+    assert recipe() == (0, ["resume=false"])
+    (tmp_path / "fail").touch()
+    said = "stage 2 failed; the same command, without --stage, goes on with it"
+    assert recipe("--stage", "2", said=said) == (1, ["resume=false"])
+    (tmp_path / "fail").unlink()
+    assert recipe() == (0, ["resume=true"])
+
+
+def test_what_was_tuned_for_the_model_before_goes_with_it(recipe, tmp_path):
+    recipe()
+    model = tmp_path / "exp" / "an4" / "first" / "model"
+    (model / "lm").mkdir(parents=True)
+    (model / "decoding.json").touch()
+    recipe("--stage", "2")
+    assert not list(model.iterdir())
 
 
 def test_what_was_trained_on_data_that_are_made_again_is_trained_anew(recipe, tmp_path):
