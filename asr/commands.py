@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -68,7 +68,7 @@ def load_model(model: str | None, device: str | None, **settings) -> Recognizer:
     try:
         return Recognizer.load(model, device, **settings)
     except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device
-        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{f'--device {device}: ' if device else ''}{str(error).splitlines()[0]}") from None
 
 
 @contextlib.contextmanager
@@ -91,6 +91,14 @@ def cuts_path(text: str) -> Path:
     if not text.endswith(".jsonl.gz"):
         raise argparse.ArgumentTypeError(f"{text}: cuts are written as .jsonl.gz")
     return Path(text)
+
+
+def keep_corpus(command: str, corpus: Sequence[str], *outputs: Path | None) -> None:
+    """Ends the command where it would write over the corpus that it reads."""
+    read = {Path(path).resolve() for path in corpus}
+    for output in outputs:
+        if output and output.resolve() in read:
+            fail(command, f"{output} is the corpus")
 
 
 def say(text: str) -> None:

@@ -126,7 +126,7 @@ def _seconds(files: list[str]) -> float:
     total = 0.0
     for file in files:
         with contextlib.suppress(AudioError):
-            total += read_duration(file) if file != "-" else 0.0
+            total += read_duration(file) if Path(file).is_file() else 0.0  # a pipe can be read once
     return total
 
 

@@ -56,14 +56,15 @@ def main(argv: list[str] | None = None) -> None:
         options = best_options(recognizer, cuts, axes)
         recognizer.options = options
         found = calibrate(recognizer, cuts)
-    except ValueError as error:
+        if args.write:
+            save_tuning(args.model, options, found and found.calibration, args.lm)
+    except (ValueError, OSError) as error:
         fail("asr.tune", error)
     if found:
         print(f"expected calibration error of the words' confidences: {found.before:.3f}, calibrated {found.after:.3f}")
     else:
         print("no word was heard on which to calibrate the confidences")
     if args.write:
-        save_tuning(args.model, options, found and found.calibration, args.lm)
         print(f"written to {args.model}")
 
 

@@ -81,8 +81,9 @@ def test_what_cannot_be_aligned_is_one_line(corpus, tiny_config, monkeypatch, ca
     assert error.startswith("asr.align: ") and message in error and error.count("\n") == 1
 
 
-def test_the_corpus_is_not_overwritten(corpus, capsys):
-    path = str(corpus / "cuts.jsonl.gz")
+@pytest.mark.parametrize("options", [["--out", "cuts.jsonl.gz"], ["--out", "a.jsonl.gz", "--ctm", "cuts.jsonl.gz"]])
+def test_the_corpus_is_not_overwritten(tmp_path, monkeypatch, capsys, options):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
-        align.main([path, "--out", path])
+        align.main([str(tmp_path / "cuts.jsonl.gz"), *options])
     assert "is the corpus" in capsys.readouterr().err

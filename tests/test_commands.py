@@ -195,6 +195,8 @@ def test_bad_files_get_one_line_each_and_the_others_their_text(files):
     ("arguments", "named"),
     [
         (["--model", "nowhere"], "nowhere: not a model folder"),
+        (["--model", __file__], "not a model folder (Not a directory)"),
+        (["--strategy", "rescore", "--ctc-weight", "0"], "ctc_weight must be above 0"),
         (["--beam-size", "0"], "beam_size"),
         (["--ctc-weight", "7"], "ctc_weight"),
         (["--strategy", "viterbi"], "strategy"),
@@ -226,6 +228,14 @@ def test_evaluate_scores_a_corpus(files):
     assert third.startswith("SER 100.00 %")
     assert last.startswith("2 utterances, 2 s")
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["a", "b"]
+
+
+def test_evaluate_does_not_overwrite_its_corpus(files):
+    manifest = '{"audio_filepath": "a.wav", "text": "one two"}\n'
+    (files / "m.jsonl").write_text(manifest)
+    done = call("asr.evaluate", "--model", files / "model", "m.jsonl", "--out", files / "m.jsonl", cwd=files)
+    assert done.returncode == 2 and done.stderr.strip().endswith(b"m.jsonl is the corpus")
+    assert (files / "m.jsonl").read_text() == manifest
 
 
 def test_evaluate_says_what_is_no_corpus(files):

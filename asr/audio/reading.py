@@ -26,6 +26,7 @@ AUDIO_SUFFIXES = frozenset(
 )
 MATRIX_SUFFIXES = frozenset({".npy", ".pt"})
 UNKNOWN = 2**60  # samples and more in the header of a file that was written to a pipe
+LOWEST_RATE = 100  # samples a second that are not taken for a damaged header
 _BLOCK_SECONDS = 30
 _FINEST = 640  # parts of a sample at 16 kHz in which other rates are counted: 11,025 Hz needs so many
 
@@ -84,7 +85,8 @@ def read_matrix(path: str | os.PathLike) -> np.ndarray:
     except FileNotFoundError:
         raise AudioError(f"{path}: no such file") from None
     except Exception as error:
-        raise AudioError(f"{path}: not a feature matrix ({str(error).splitlines()[0]})") from None
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise AudioError(f"{path}: not a feature matrix ({reason})") from None
     if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
         raise AudioError(f"{path}: a feature matrix is (T, d), not empty and finite, this one is {matrix.shape}")
     return matrix
@@ -105,11 +107,15 @@ def _open(source: Source, name: str) -> BinaryIO:
     if source == "-":
         return io.BytesIO(sys.stdin.buffer.read())
     try:
-        return open(source, "rb")
+        file = open(source, "rb")  # noqa: SIM115 (the callers close it)
     except FileNotFoundError:
         raise AudioError(f"{name}: no such file") from None
     except OSError as error:
         raise AudioError(f"{name}: {error.strerror}") from None
+    if file.seekable():
+        return file
+    with file:  # a pipe
+        return io.BytesIO(file.read())
 
 
 def _decode(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
@@ -129,6 +135,8 @@ def _decode(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
             file.seek(0)
             yield from _decode_with_av(file, name, "the header does not say how long it is.")
             return
+        if sound.samplerate < LOWEST_RATE:
+            raise AudioError(f"{name}: its header says {sound.samplerate} samples a second")
         mono = (
             block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
             for block in _soundfile_blocks(sound, name, soundfile.LibsndfileError)
@@ -203,7 +211,7 @@ def _resample(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:
         buffer = buffer if done else np.concatenate([buffer, block])
         left = 0 if first else reach
         steps = len(buffer) // step_in - left - reach
-        if not done and steps <= 0:
+        if not done and steps < (reach if first else 1):
             continue
         chunk = buffer if done else buffer[: (left + steps + reach) * step_in]
         out = functional.resample(torch.from_numpy(chunk), step_in, step_out).numpy()

@@ -40,9 +40,9 @@ def ctc_alignments(log_probs: Tensor, lens: Tensor, tokens: Sequence[Sequence[in
     skips = torch.zeros(B, S, dtype=torch.bool)  # over the blank between two different tokens
     skips[:, 3::2] = labels[:, 3::2] != labels[:, 1:-2:2]
     lens = lens.cpu()
-    emitted = log_probs.double().cpu().gather(2, labels[:, None].expand(B, M, S))
+    log_probs = log_probs.cpu()
     score = torch.full((B, S), NEVER, dtype=torch.double)
-    score[:, :2] = emitted[:, 0, :2]
+    score[:, :2] = log_probs[:, 0].gather(1, labels[:, :2])
     came = torch.zeros(M, B, S, dtype=torch.int8)  # from how many states back
     start = torch.full((B, 2), NEVER, dtype=torch.double)
     for t in range(1, M):
@@ -50,7 +50,7 @@ def ctc_alignments(log_probs: Tensor, lens: Tensor, tokens: Sequence[Sequence[in
         ways = torch.stack([before[:, 2:], before[:, 1:-1], before[:, :-2].masked_fill(~skips, NEVER)])
         best, back = ways.max(dim=0)
         inside = (t < lens)[:, None]
-        score = torch.where(inside, best + emitted[:, t], score)
+        score = torch.where(inside, best + log_probs[:, t].gather(1, labels), score)
         came[t] = back.masked_fill_(~inside, 0)
     rows = torch.arange(B)
     last = torch.stack([2 * counts, (2 * counts - 1).clamp(min=0)])

@@ -33,6 +33,8 @@ class DecodeOptions:
             raise ValueError(f"beam_size must be at least 1, not {self.beam_size}")
         if not 0 <= self.ctc_weight <= 1:
             raise ValueError(f"ctc_weight must lie in [0, 1], not {self.ctc_weight}")
+        if self.strategy == "rescore" and not self.ctc_weight:
+            raise ValueError("strategy rescore takes its n-best from CTC: ctc_weight must be above 0")
         for name in ("lm_weight", "ngram_weight"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")

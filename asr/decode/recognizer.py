@@ -195,7 +195,8 @@ class Recognizer:
             if not isinstance(recording, str):
                 raise AudioError(f"{_name(recording)}: this model reads text, not sound or matrices")
             ids = self.model.tokenizer.encode(self.model.normalize(recording))
-            yield Piece(0.0, np.array(ids, np.int64))
+            if ids:
+                yield Piece(0.0, np.array(ids, np.int64))
             return
         if self.takes == "matrix":
             matrix = recording.astype(np.float32) if isinstance(recording, np.ndarray) else read_matrix(recording)
@@ -203,7 +204,8 @@ class Recognizer:
             if matrix.ndim != 2 or matrix.shape[1] != width:
                 raise AudioError(f"{_name(recording)}: this model reads matrices (T, {width}), not {matrix.shape}")
             job.duration = len(matrix) / self.rate
-            yield Piece(0.0, matrix)
+            if len(matrix):
+                yield Piece(0.0, matrix)
             return
         if isinstance(recording, np.ndarray):
             if recording.ndim != 1:

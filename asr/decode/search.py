@@ -74,9 +74,8 @@ def _rescored(
     """The n-best of CTC (and the language model), with the decoder's log-probability of each: one pass over all."""
     w = options.ctc_weight
     # CTC alone, with the language model and the bonus as strong beside it as they shall be in the sum
-    scale = w or 1.0
     first = replace(options, ctc_weight=1.0, nbest=options.beam_size)
-    first = replace(first, lm_weight=options.lm_weight / scale, length_bonus=options.length_bonus / scale)
+    first = replace(first, lm_weight=options.lm_weight / w, length_bonus=options.length_bonus / w)
     found = BeamSearch(model, memory, memory_lens, first, language_model).run()
     scores = attention_scores(model, memory, memory_lens, found)
     rescored = []

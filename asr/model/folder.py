@@ -56,6 +56,8 @@ def read_folder(folder: str | Path) -> Iterator[tuple[dict[str, Any], dict[str, 
     except FileNotFoundError as error:
         missing = Path(error.filename or folder).name
         raise ModelError(f"{folder}: not a model folder ({missing} is missing)") from None
+    except OSError as error:
+        raise ModelError(f"{folder}: not a model folder ({error.strerror or error})") from None
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{folder}: not a model that this version reads ({str(error).splitlines()[0]})") from None
 

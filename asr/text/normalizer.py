@@ -23,11 +23,11 @@ _SYMBOLS = {"&": " and ", "%": " percent ", "+": " plus ", "=": " equals ", "@":
 def english(text: str) -> str:
     """Lower-case words of a-z and inner apostrophes, digits as words: `"It's 25% of $3.50!"` -> `it's twenty five
     percent of three dollars fifty cents`. Accents are dropped; anything else becomes a space."""
-    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
+    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES).lower()
     text = _NUMBER.sub(_spoken_number, text)
     for symbol, word in _SYMBOLS.items():
         text = text.replace(symbol, word)
-    text = unicodedata.normalize("NFKD", text.lower())
+    text = unicodedata.normalize("NFKD", text)
     text = "".join(c for c in text if not unicodedata.combining(c))
     text = re.sub(r"[^a-z']+", " ", text)
     text = re.sub(r"(?<![a-z])'+|'+(?![a-z])", "", text)  # quotation marks; only apostrophes inside a word stay
@@ -61,17 +61,19 @@ def _spoken_number(match: re.Match[str]) -> str:
     from num2words import num2words  # only texts with digits pay for the import
 
     number, suffix = match["number"].replace(",", ""), (match["suffix"] or "").strip()
-    whole = number.partition(".")[0]
+    whole, point, part = number.partition(".")
     if len(whole) > 15 or (len(whole) > 1 and whole.startswith("0")):
         words = " ".join(num2words(int(d)) if d != "." else "point" for d in number)
     elif match["currency"]:
         words = _money(number, _CURRENCIES[match["currency"]])
-    elif suffix in ("st", "nd", "rd", "th") and whole == number:
+    elif point:
+        words = " ".join([num2words(int(whole)), "point", *(num2words(int(digit)) for digit in part)])
+    elif suffix in ("st", "nd", "rd", "th"):
         words = num2words(int(whole), to="ordinal")
     elif re.fullmatch(r"1[1-9]\d\d|20[1-9]\d", match["number"]):
         words = num2words(int(whole), to="year")
     else:
-        words = num2words(int(number)) if whole == number else num2words(float(number))
+        words = num2words(int(whole))
     if suffix == "s":
         words = words[:-1] + "ies" if words.endswith("y") else words + ("es" if words.endswith("x") else "s")
     if suffix == "%":

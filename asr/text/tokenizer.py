@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 BLANK, UNK, SOS, EOS = 0, 1, 2, 3
@@ -62,7 +62,7 @@ class CharTokenizer(Tokenizer):
     @classmethod
     def train(cls, texts: Iterable[str]) -> CharTokenizer:
         """The vocabulary of all characters of `texts`, in code point order."""
-        return cls(sorted(set().union(*map(set, texts))))
+        return cls(sorted(set(chain.from_iterable(texts))))
 
     @classmethod
     def load(cls, folder: str | Path) -> CharTokenizer:

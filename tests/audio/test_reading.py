@@ -1,6 +1,7 @@
 import importlib.util
 import io
 import math
+import os
 import sys
 
 import numpy as np
@@ -80,6 +81,27 @@ def test_resampling_in_blocks_equals_resampling_in_one_piece(tmp_path, rate):
     assert np.abs(read_audio(tmp_path / "a.wav") - whole).max() < 1e-5
 
 
+@pytest.mark.parametrize("rate", [8000, 48000])
+def test_a_moment_of_sound_is_as_long_at_16_khz(tmp_path, rate):
+    soundfile.write(tmp_path / "a.wav", 0.1 * np.ones(round(0.015 * rate)), rate)
+    assert len(read_audio(tmp_path / "a.wav")) == round(0.015 * SAMPLE_RATE)
+
+
+def test_a_pipe_is_a_file(tmp_path, tone):
+    soundfile.write(tmp_path / "a.flac", tone(), SAMPLE_RATE)
+    end, begin = os.pipe()
+    os.write(begin, (tmp_path / "a.flac").read_bytes())
+    os.close(begin)
+    assert len(read_audio(f"/dev/fd/{end}")) == SAMPLE_RATE
+    os.close(end)
+
+
+def test_a_header_of_no_rate_is_named(tmp_path, tone):
+    soundfile.write(tmp_path / "a.wav", tone(), 5)
+    with pytest.raises(AudioError, match="5 samples a second"):
+        read_audio(tmp_path / "a.wav")
+
+
 def test_a_sound_comes_from_bytes_files_and_standard_input(tmp_path, tone, monkeypatch):
     soundfile.write(tmp_path / "a.flac", tone(), SAMPLE_RATE)
     data = (tmp_path / "a.flac").read_bytes()
@@ -131,6 +153,9 @@ def test_a_pickle_is_never_loaded(tmp_path):
     np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     torch.save(pytest.raises, tmp_path / "a.pt")
     for name in ("a.npy", "a.pt"):
+        with pytest.raises(AudioError, match="not a feature matrix"):
+            read_matrix(tmp_path / name)
+        (tmp_path / name).write_bytes(b"")
         with pytest.raises(AudioError, match="not a feature matrix"):
             read_matrix(tmp_path / name)
 

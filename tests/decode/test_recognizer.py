@@ -134,3 +134,11 @@ def test_a_linear_front_end_decodes_in_every_precision(tiny_config, precision):
     config = replace(tiny_config, subsampler="linear", subsampling=1, input_dim=12)
     model = SpeechModel(FeatureConfig("matrix", 12), Transformer(config), CharTokenizer(LETTERS))
     assert Recognizer(model, precision=precision).transcribe(np.ones((20, 12), np.float32)).error is None
+
+
+def test_nothing_to_read_gives_the_empty_transcript(tiny_config):
+    linear = replace(tiny_config, subsampler="linear", subsampling=1, input_dim=12)
+    embedding = replace(tiny_config, subsampler="embedding", subsampling=1, encoder="transformer")
+    for config, kind, nothing in ((linear, "matrix", np.zeros((0, 12), np.float32)), (embedding, "text", " ")):
+        model = SpeechModel(FeatureConfig(kind=kind, dim=12), Transformer(config), CharTokenizer(LETTERS))
+        assert Recognizer(model).transcribe(nothing).text == ""

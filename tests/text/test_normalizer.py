@@ -15,6 +15,8 @@ from asr.text.normalizer import english, get_normalizer, neutral
         ("the 21st, the 3rd", "the twenty first the third"),
         ("1,234 men", "one thousand two hundred and thirty four men"),
         ("3.14", "three point one four"),
+        ("Version 2.0, 1,000.10", "version two point zero one thousand point one zero"),
+        ("THE 1ST OF THE 1990S", "the first of the nineteen nineties"),
         ("agent 007", "agent zero zero seven"),
         ("the 80s", "the eighties"),
         ("Café naïve", "cafe naive"),
