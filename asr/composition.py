@@ -59,8 +59,10 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
                 composed = _with_saved_options(composed, schema, HydraConfig.get().overrides.task)
             config = build_config(composed)
             Path(config.out).mkdir(parents=True, exist_ok=True)
-            if not (Path(config.out) / "checkpoints" / "last.ckpt").exists():
-                OmegaConf.save(composed, Path(config.out) / OPTIONS, resolve=True)
+            if not rank_zero_only.rank and not (Path(config.out) / "checkpoints" / "last.ckpt").exists():
+                unfinished = Path(config.out) / f".{OPTIONS}"
+                OmegaConf.save(composed, unfinished, resolve=True)
+                unfinished.replace(Path(config.out) / OPTIONS)  # at once: other processes may be reading it
             train(config)
         except (ValueError, OSError, FloatingPointError, OmegaConfBaseException) as error:
             fail(command, error)

@@ -31,10 +31,13 @@ class Calibration:
         X, y = _features(token_scores), np.array(right, float)
         weights = np.zeros(X.shape[1])
         for _ in range(ITERATIONS):
-            p = 1 / (1 + np.exp(-X @ weights))
+            p = _logistic(X @ weights)
             gradient = X.T @ (p - y) + RIDGE * weights
             hessian = (X * (p * (1 - p))[:, None]).T @ X + RIDGE * np.eye(len(weights))
-            weights -= np.linalg.solve(hessian, gradient)
+            step = np.linalg.solve(hessian, gradient)
+            while _loss(X, y, weights - step) > _loss(X, y, weights):  # it went too far
+                step /= 2
+            weights -= step
         return cls(*weights.tolist())
 
 
@@ -45,7 +48,7 @@ def word_confidences(token_scores: Sequence[Sequence[float]], calibration: Calib
     X = _features(token_scores)
     if calibration is None:
         return np.exp(np.minimum(X[:, 1], 0.0))
-    return 1 / (1 + np.exp(-X @ np.array([calibration.bias, calibration.mean, calibration.least])))
+    return _logistic(X @ np.array([calibration.bias, calibration.mean, calibration.least]))
 
 
 def expected_calibration_error(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> float:
@@ -54,6 +57,16 @@ def expected_calibration_error(confidences: Sequence[float], right: Sequence[boo
     place = np.minimum((confidence * bins).astype(int), bins - 1)
     gaps = [abs((confidence[place == b] - truth[place == b]).sum()) for b in range(bins)]
     return float(sum(gaps) / max(1, len(truth)))
+
+
+def _logistic(x: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(0, -x))  # which does not overflow
+
+
+def _loss(X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
+    """What `Calibration.fit` minimises: -log P(y), and the ridge."""
+    logits = X @ weights
+    return float(np.logaddexp(0, np.where(y > 0, -logits, logits)).sum() + RIDGE / 2 * weights @ weights)
 
 
 def _features(token_scores: Sequence[Sequence[float]]) -> np.ndarray:

@@ -22,7 +22,8 @@ class ModelError(ValueError):
 
 
 def write_folder(folder: str | Path, module: nn.Module, description: dict[str, Any], dtype: torch.dtype) -> None:
-    """Writes the weights of `module`, each shared tensor once, parameters in `dtype`, and the description."""
+    """Writes the weights of `module`, each shared tensor once, parameters in `dtype`, and the description. Weights that
+    were there are whole until the new ones are, for those who read them meanwhile, too."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=True)}
@@ -32,7 +33,9 @@ def write_folder(folder: str | Path, module: nn.Module, description: dict[str, A
         for name, tensor in module.state_dict().items()
         if name not in shared
     }
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    unfinished = folder / f".{WEIGHTS}"
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.replace(folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 

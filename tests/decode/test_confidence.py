@@ -25,6 +25,14 @@ def test_calibrating_makes_confidences_tell_the_rate():
     assert errors[1] < 0.03 < errors[0]
 
 
+def test_few_words_whose_scores_lie_far_apart_are_fitted_too():
+    scores = [[-4.0], [-2.0, -6.0], [-6.0, -1.0], [0.0, -50.0], [-29.0, -36.0]]
+    right = [False, False, True, True, False]
+    calibration = Calibration.fit(scores, right)
+    assert np.abs([calibration.bias, calibration.mean, calibration.least]).max() < 100
+    assert expected_calibration_error(word_confidences(scores, calibration), right) < 0.2
+
+
 def test_words_all_right_are_no_error():
     calibration = Calibration.fit([[-0.1], [-0.2]], [True, True])
     assert (word_confidences([[-0.1]], calibration) > 0.5).all()
