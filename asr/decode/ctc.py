@@ -7,6 +7,7 @@ computed for the hypotheses that survive alone, by cumulative sums instead of a 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -35,9 +36,11 @@ def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
 
 
 def hears_something(ctc_log_probs: Tensor, lens: Tensor) -> Tensor:
-    """Which utterances `(B,)` have a frame where a label is likelier than the blank; `(B, M, V)`, `(B,)`."""
-    labels = ctc_log_probs.argmax(dim=-1) != BLANK
-    return labels.masked_fill(length_mask(lens, labels.shape[1])[:, 0, 0], False).any(dim=1)
+    """Which utterances `(B,)` have a frame where a label is likelier than the blank and all other labels together;
+    `(B, M, V)`, `(B,)`. In noise and music one may be likelier than the blank, of many that are possible."""
+    likeliest, label = ctc_log_probs.max(dim=-1)
+    heard = (label != BLANK) & (likeliest > math.log(0.5))
+    return heard.masked_fill(length_mask(lens, heard.shape[1])[:, 0, 0], False).any(dim=1)
 
 
 @dataclass(frozen=True)

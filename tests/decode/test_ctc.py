@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from asr.decode.ctc import CTCPrefixScorer, ctc_greedy
+from asr.decode.ctc import CTCPrefixScorer, ctc_greedy, hears_something
 from asr.text.tokenizer import BLANK, EOS
 
 
@@ -117,3 +117,10 @@ def test_the_greedy_path_merges_repeats_and_drops_blanks():
     log_probs = torch.nn.functional.one_hot(path, 8).float().mul(10).log_softmax(dim=-1)
     found = ctc_greedy(log_probs, torch.tensor([8, 3]))
     assert [best[0].tokens for best in found] == [[4, 4, 5, 6], [5]]
+
+
+def test_something_is_heard_where_a_label_is_likelier_than_all_else_together():
+    nothing, vague, sure = [0.9, 0.05, 0.05], [0.3, 0.4, 0.3], [0.3, 0.6, 0.1]
+    frames = [[nothing, nothing, nothing], [vague, nothing, vague], [nothing, sure, nothing], [nothing, nothing, sure]]
+    found = hears_something(torch.tensor(frames).log(), torch.tensor([3, 3, 3, 2]))
+    assert found.tolist() == [False, False, True, False]  # the last one's is padding
