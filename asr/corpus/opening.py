@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lhotse import CutSet, MonoCut, Recording, SupervisionSegment
+from lhotse.augmentation import Resample
 
 from asr.corpus.an4 import read_an4
 from asr.corpus.folder import read_folder
@@ -61,11 +62,13 @@ def _single(cuts: CutSet, path: str | Path, transcribed: bool) -> CutSet:
 
 
 def _is_a_file(recording: Recording | None) -> bool:
-    """Whether a recording is what its file holds: not one of several channels or files, not made faster or louder."""
-    if recording is None or recording.transforms or len(recording.sources) != 1:
+    """Whether a recording is what its file holds, at whatever rate: not one of several channels or files, not made
+    faster or louder."""
+    if recording is None or len(recording.sources) != 1:
         return False
     source = recording.sources[0]
-    return source.type == "file" and len(source.channels) == 1
+    only_resampled = all(isinstance(transform, Resample) for transform in recording.transforms or ())
+    return source.type == "file" and len(source.channels) == 1 and only_resampled
 
 
 def _utterances(path: Path, transcribed: bool) -> Iterator[Utterance]:

@@ -244,6 +244,13 @@ def test_cuts_made_elsewhere_must_be_what_their_file_holds(tmp_path, tone, make)
         open_corpus(tmp_path / "cuts.jsonl.gz")
 
 
+def test_cuts_made_elsewhere_may_be_of_another_rate(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
+    CutSet.from_cuts([open_corpus(tmp_path / "m.jsonl")[0].resample(8000)]).to_file(tmp_path / "cuts.jsonl.gz")
+    assert len(read_cut(open_corpus(tmp_path / "cuts.jsonl.gz")[0])) == SAMPLE_RATE
+
+
 def test_a_speaker_may_be_a_number(tmp_path, tone):
     write(tmp_path / "a.wav", tone(1.0))
     entries = [{"id": str(n), "audio_filepath": "a.wav", "text": "one", "speaker": n} for n in (0, 84, None)]
