@@ -18,6 +18,7 @@ from asr.model.masks import length_mask
 from asr.text.tokenizer import BLANK, EOS
 
 NEVER = -1e30  # log 0, finite so that differences stay defined
+HEARD = 0.25  # likelihood of a label that is not taken for noise (there 0.2 at most, in speech more than 0.7 somewhere)
 NEAR = 5.0  # nats below its best by which a hypothesis still counts as standing at a frame
 
 
@@ -36,10 +37,10 @@ def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
 
 
 def hears_something(ctc_log_probs: Tensor, lens: Tensor) -> Tensor:
-    """Which utterances `(B,)` have a frame where a label is likelier than the blank and all other labels together;
-    `(B, M, V)`, `(B,)`. In noise and music one may be likelier than the blank, of many that are possible."""
+    """Which utterances `(B,)` have a frame where a label is likelier than the blank, and not one of many that may be;
+    `(B, M, V)`, `(B,)`."""
     likeliest, label = ctc_log_probs.max(dim=-1)
-    heard = (label != BLANK) & (likeliest > math.log(0.5))
+    heard = (label != BLANK) & (likeliest > math.log(HEARD))
     return heard.masked_fill(length_mask(lens, heard.shape[1])[:, 0, 0], False).any(dim=1)
 
 

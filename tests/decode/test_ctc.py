@@ -119,8 +119,8 @@ def test_the_greedy_path_merges_repeats_and_drops_blanks():
     assert [best[0].tokens for best in found] == [[4, 4, 5, 6], [5]]
 
 
-def test_something_is_heard_where_a_label_is_likelier_than_all_else_together():
-    nothing, vague, sure = [0.9, 0.05, 0.05], [0.3, 0.4, 0.3], [0.3, 0.6, 0.1]
+def test_something_is_heard_where_a_label_is_likelier_than_the_blank_and_not_one_of_many():
+    nothing, vague, sure = [0.9, *[0.01] * 10], [0.1, *[0.09] * 8, 0.18, 0.0], [0.3, 0.6, *[0.0125] * 8, 0.0]
     frames = [[nothing, nothing, nothing], [vague, nothing, vague], [nothing, sure, nothing], [nothing, nothing, sure]]
     found = hears_something(torch.tensor(frames).log(), torch.tensor([3, 3, 3, 2]))
     assert found.tolist() == [False, False, True, False]  # the last one's is padding
