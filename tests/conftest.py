@@ -74,6 +74,12 @@ def tiny_model(tiny_config) -> SpeechModel:
     return SpeechModel(FeatureConfig(), Transformer(tiny_config), CharTokenizer(LETTERS)).eval()
 
 
+@pytest.fixture
+def noise_is_heard(monkeypatch) -> None:
+    """Random weights are sure of nothing, and would be silent."""
+    monkeypatch.setattr("asr.decode.recognizer.hears_something", lambda log_probs, lens: lens > 0)
+
+
 @pytest.fixture(scope="session")
 def programs() -> Iterator[Path]:
     """A folder whose `python` starts at once (`tests/forks.py`)."""

@@ -20,7 +20,7 @@ import numpy as np
 from lhotse import CutSet, MonoCut
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
-from asr.commands import cuts_path, fail
+from asr.commands import cuts_path, fail, keep_corpus
 from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
@@ -69,7 +69,7 @@ def split(args: argparse.Namespace) -> None:
     cuts = open_corpus(args.corpus)
     speakers = sorted({cut.supervisions[0].speaker or "" for cut in cuts})
     if len(speakers) <= args.speakers:
-        raise ValueError(f"{args.corpus} has {len(speakers)} speakers; {args.speakers} cannot be split off")
+        raise ValueError(f"{', '.join(args.corpus)}: {len(speakers)} speakers; {args.speakers} cannot be split off")
     chosen = set(random.Random(args.seed).sample(speakers, args.speakers))
     for path, inside in ((args.out, True), (args.rest, False)):
         part = cuts.filter(
@@ -128,7 +128,7 @@ def main() -> None:
     sub.add_argument("--seed", type=int, default=1)
     sub.set_defaults(run=sample)
     sub = commands.add_parser("split", help="split some speakers off")
-    sub.add_argument("corpus")
+    sub.add_argument("corpus", nargs="+")
     sub.add_argument("--speakers", type=int, required=True)
     sub.add_argument("--out", type=cuts_path, required=True, help="cuts of the speakers drawn")
     sub.add_argument("--rest", type=cuts_path, required=True, help="cuts of the others")
@@ -149,6 +149,7 @@ def main() -> None:
     sub.add_argument("--seed", type=int, default=1)
     sub.set_defaults(run=splice)
     args = parser.parse_args()
+    keep_corpus("asr.corpus", getattr(args, "corpus", []), args.out, getattr(args, "rest", None))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         args.run(args)

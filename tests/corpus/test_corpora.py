@@ -303,6 +303,19 @@ def test_prepare_and_split_on_the_command_line(tmp_path, tone, monkeypatch, caps
     assert stopped.value.code == 2
 
 
+@pytest.mark.parametrize("command", ["prepare", "sample --utterances 1", "split --speakers 1 --rest x.jsonl.gz"])
+def test_no_command_writes_over_its_corpus(tmp_path, tone, monkeypatch, capsys, command):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(manifest([{"audio_filepath": "a.wav", "text": "one"}]))
+    monkeypatch.chdir(tmp_path)
+    run("prepare", "m.jsonl", "--out", "cuts.jsonl.gz", monkeypatch=monkeypatch)
+    content = (tmp_path / "cuts.jsonl.gz").read_bytes()
+    with pytest.raises(SystemExit, match="2"):
+        run(*command.split(), "cuts.jsonl.gz", "--out", tmp_path / "cuts.jsonl.gz", monkeypatch=monkeypatch)
+    assert "is the corpus" in capsys.readouterr().err
+    assert (tmp_path / "cuts.jsonl.gz").read_bytes() == content
+
+
 def test_the_real_speech_opens(speech):
     cuts = open_corpus(speech / "an4.test.tar")
     assert len(cuts) == 130

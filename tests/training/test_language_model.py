@@ -61,10 +61,10 @@ def test_it_learns_the_language_and_is_found_in_its_folder(trained, tiny_model):
         train_language_model(config)
 
 
-def test_it_takes_part_in_the_search(trained, tiny_model):
+def test_it_takes_part_in_the_search(trained, tiny_model, noise_is_heard):
     _, folder, _ = trained
     sound = torch.randn(16_000).numpy() * 0.1
-    options = DecodeOptions(lm_weight=20.0, nbest=2, ctc_weight=0.0)  # which hears nothing in noise
+    options = DecodeOptions(lm_weight=20.0, nbest=2)
     with_lm = Recognizer(tiny_model, options, language_model=folder).transcribe(sound).text
     assert set(with_lm.split()) <= {"ab", "cd", "a", "c", "ab cd"}
     assert with_lm != Recognizer(tiny_model, options).transcribe(sound).text
