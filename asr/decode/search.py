@@ -93,12 +93,26 @@ def attention_scores(
     model: Transformer, memory: Tensor, memory_lens: Tensor, found: list[list[Hypothesis]]
 ) -> list[list[list[float]]]:
     """The decoder's log-probability of every token of every hypothesis and of its end: one pass over all."""
-    rows = torch.tensor([b for b, hypotheses in enumerate(found) for _ in hypotheses], device=memory.device)
-    flat = [hypothesis for hypotheses in found for hypothesis in hypotheses]
-    eos = model.config.eos
-    labels = [torch.tensor([*hypothesis.tokens, eos]) for hypothesis in flat]
-    Y = pad_sequence(labels, batch_first=True, padding_value=eos).to(memory.device)
-    log_probs = model.decoder(model.decoder.prompted(Y[:, :-1]), memory[rows], memory_lens[rows])
-    log_probs = log_probs[:, len(model.config.prompt) - 1 :]
-    scores = iter(log_probs.gather(2, Y[:, :, None])[:, :, 0].double().tolist())
+    rows, Y, Y_lens = in_one_batch(found, memory.device)
+    log_probs = label_log_probs(model, memory[rows], memory_lens[rows], Y, Y_lens)
+    scores = iter(log_probs.double().tolist())
     return [[next(scores)[: len(hypothesis.tokens) + 1] for hypothesis in hypotheses] for hypotheses in found]
+
+
+def in_one_batch(found: list[list[Hypothesis]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """All n hypotheses of all utterances: to which utterance each belongs `(n,)`, its tokens, padded, `(n, U)`, and how
+    many they are `(n,)`."""
+    rows = [b for b, hypotheses in enumerate(found) for _ in hypotheses]
+    tokens = [torch.tensor(hypothesis.tokens, dtype=torch.int64) for hypotheses in found for hypothesis in hypotheses]
+    lens = [len(each) for each in tokens]
+    padded = pad_sequence(tokens, batch_first=True)
+    return torch.tensor(rows, device=device), padded.to(device), torch.tensor(lens, device=device)
+
+
+def label_log_probs(model: Transformer, memory: Tensor, memory_lens: Tensor, Y: Tensor, Y_lens: Tensor) -> Tensor:
+    """The decoder's log-probability of every token of `Y (n, U)`, Y_lens `(n,)`, and of its end: `(n, U + 1)`, zero
+    behind it; from `memory (n, M, D)`, memory_lens `(n,)`."""
+    log_probs = model.decoder(model.decoder.prompted(Y), memory, memory_lens)[:, len(model.config.prompt) - 1 :]
+    position = torch.arange(Y.shape[1] + 1, device=Y.device)
+    labels = torch.nn.functional.pad(Y, (0, 1)).masked_fill(position == Y_lens[:, None], model.config.eos)
+    return log_probs.gather(2, labels[:, :, None])[:, :, 0].masked_fill(position > Y_lens[:, None], 0.0)

@@ -17,6 +17,7 @@ class Output(NamedTuple):
     log_probs: Tensor  # (B, T', V)
     lens: Tensor  # (B,)
     ctc_log_probs: Tensor | None  # (B, M, V); None: the model has no CTC head
+    memory: Tensor  # (B, M, D)
     memory_lens: Tensor  # (B,)
     intermediate: tuple[Tensor, ...] = ()  # CTC log-posteriors (B, M, V) from encoder layers below the last
 
@@ -44,7 +45,7 @@ class Transformer(nn.Module):
         log_probs = self.decoder(self.decoder.prompted(Y), memory, memory_lens)[:, len(self.config.prompt) - 1 :]
         between = tuple(self.ctc_log_probs(outputs[layer - 1]) for layer in chosen if layer > 0)
         ctc_log_probs = self.ctc_log_probs(memory) if self.ctc else None
-        return Output(log_probs, Y_lens + 1, ctc_log_probs, memory_lens, between)
+        return Output(log_probs, Y_lens + 1, ctc_log_probs, memory, memory_lens, between)
 
     def ctc_log_probs(self, memory: Tensor) -> Tensor:
         """CTC log-posteriors `(B, M, V)` of `memory (B, M, D)`, float32."""

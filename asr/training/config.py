@@ -77,6 +77,10 @@ class LossConfig:
     # each batch twice, under SpecAugments of their own: so many times what CTC says of one differs from what it says of
     # the other is added to CTC's loss; 0: once. 0.2 in the literature, with half the epochs
     consistency: float = 0.0
+    # minimum word error rate training: so many times the word errors expected of the `nbest` best hypotheses are added;
+    # 0: none. For the last updates of a trained model, each of which then has a beam search in it
+    mwer: float = 0.0
+    nbest: int = 4
     label_smoothing: float = 0.1
 
     def __post_init__(self):
@@ -84,6 +88,8 @@ class LossConfig:
             raise ValueError("loss.ctc_weight lies in [0, 1], loss.label_smoothing in [0, 1)")
         if self.consistency < 0 or (self.consistency and not self.ctc_weight):
             raise ValueError("loss.consistency must not be negative, and is of CTC: loss.ctc_weight must be positive")
+        if self.mwer < 0 or self.nbest < 2:
+            raise ValueError("loss.mwer must not be negative, loss.nbest at least 2")
         if self.intermediate_ctc < 0 or not 0 <= self.intermediate_weight < 1:
             raise ValueError("loss.intermediate_ctc must not be negative, loss.intermediate_weight lies in [0, 1)")
 
@@ -164,6 +170,8 @@ class TrainConfig(RunConfig):
             raise ValueError("average must be at least 1, patience at least 0")
         if self.ema and self.strategy == "fsdp":
             raise ValueError("ema keeps a copy of all weights, of which strategy=fsdp leaves each process a share")
+        if self.loss.mwer and self.strategy == "fsdp":
+            raise ValueError("loss.mwer decodes with all weights, of which strategy=fsdp leaves each process a share")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema: {self.ema} does not lie in [0, 1)")
         if not 0 <= self.origin_share <= 1:

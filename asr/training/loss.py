@@ -1,6 +1,7 @@
 """The joint loss: CTC beside attention (Kim et al. 2017), with label smoothing (Szegedy et al. 2016) and CTC from
 encoder layers in between (Lee & Watanabe 2021): without them a deep encoder stays long on CTC's plateau of blanks.
-And consistency of CTC between two augmented views of an utterance (Yao et al. 2024, CR-CTC)."""
+And consistency of CTC between two augmented views of an utterance (Yao et al. 2024, CR-CTC). The word errors of
+`asr.training.minimum_wer` are added to it where they are asked for."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ class Losses(NamedTuple):
     ctc: Tensor
     attention: Tensor
     consistency: Tensor
+    word_errors: Tensor  # expected
 
 
 def targets(Y: Tensor, Y_lens: Tensor, eos: int = EOS) -> Tensor:
@@ -52,20 +54,21 @@ def joint_loss(
     alike. Where there are intermediate predictions, their mean loss is `intermediate_weight` of CTC's part. With
     `consistency` the second half of the batch is the first, seen otherwise."""
     tokens = output.lens.sum() if tokens is None else tokens
+    none = torch.zeros((), device=tokens.device)
     attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens, eos), config.label_smoothing) / tokens
     if output.ctc_log_probs is None:
-        return Losses(attention, torch.zeros_like(attention), attention.detach(), torch.zeros_like(attention))
-    ctc = every_ctc = ctc_loss(output.ctc_log_probs, output.memory_lens, Y, Y_lens) / tokens
+        return Losses(attention, none, attention.detach(), none, none)
+    ctc = every_ctc = ctc_losses(output.ctc_log_probs, output.memory_lens, Y, Y_lens).sum() / tokens
     if output.intermediate:
-        between = [ctc_loss(log_probs, output.memory_lens, Y, Y_lens) / tokens for log_probs in output.intermediate]
+        between = [ctc_losses(x, output.memory_lens, Y, Y_lens).sum() / tokens for x in output.intermediate]
         w = config.intermediate_weight
         every_ctc = (1 - w) * ctc + w * sum(between) / len(between)
-    difference = torch.zeros_like(ctc)
+    difference = none
     if config.consistency:
         difference = disagreement(output.ctc_log_probs, output.memory_lens) / tokens
         every_ctc = every_ctc + config.consistency * difference
     total = config.ctc_weight * every_ctc + (1 - config.ctc_weight) * attention
-    return Losses(total, ctc.detach(), attention.detach(), difference.detach())
+    return Losses(total, ctc.detach(), attention.detach(), difference.detach(), none)
 
 
 def disagreement(log_probs: Tensor, lens: Tensor) -> Tensor:
@@ -78,9 +81,11 @@ def disagreement(log_probs: Tensor, lens: Tensor) -> Tensor:
     return each.masked_fill(~real, 0.0).sum()
 
 
-def ctc_loss(log_probs: Tensor, lens: Tensor, Y: Tensor, Y_lens: Tensor) -> Tensor:
-    """Sum over the batch of -log P(Y) by CTC; `log_probs (B, M, V)`, `lens (B,)`, Y `(B, U)`, Y_lens `(B,)`.
+def ctc_losses(log_probs: Tensor, lens: Tensor, Y: Tensor, Y_lens: Tensor) -> Tensor:
+    """-log P(Y) by CTC of each utterance, `(B,)`; `log_probs (B, M, V)`, `lens (B,)`, Y `(B, U)`, Y_lens `(B,)`.
 
     What cannot be aligned has no loss."""
     frames_first = log_probs.transpose(0, 1)
-    return torch.nn.functional.ctc_loss(frames_first, Y, lens, Y_lens, blank=BLANK, reduction="sum", zero_infinity=True)
+    return torch.nn.functional.ctc_loss(
+        frames_first, Y, lens, Y_lens, blank=BLANK, reduction="none", zero_infinity=True
+    )

@@ -15,6 +15,7 @@ from asr.training.batches import Batch
 from asr.training.config import TrainConfig
 from asr.training.loss import Losses, joint_loss
 from asr.training.memory import NOTHING, made_up
+from asr.training.minimum_wer import expected_word_errors
 from asr.training.optimized import Optimized
 
 
@@ -47,7 +48,7 @@ class SpeechTraining(Optimized):
 
     def losses(self, batch: Batch, tokens: torch.Tensor | None = None) -> Losses:
         """The losses of a batch with all that training adds: speed, distortion, SpecAugment, dropout, CTC from layers
-        between, a second view."""
+        between, a second view, expected word errors."""
         inputs, lens = batch.inputs, batch.lens
         takes = self.model.front_end.config.takes
         if takes == "sound":
@@ -61,7 +62,12 @@ class SpeechTraining(Optimized):
         if takes != "text":
             X = self.spec_augment(X, X_lens)
         output = self.model.transformer(X, X_lens, Y, Y_lens, loss.intermediate_ctc)
-        return joint_loss(output, Y, Y_lens, loss, tokens, self.model.transformer.config.eos)
+        losses = joint_loss(output, Y, Y_lens, loss, tokens, self.model.transformer.config.eos)
+        if not loss.mwer:
+            return losses
+        errors = expected_word_errors(self.model, output, Y, Y_lens, loss.nbest)
+        errors = errors / (output.lens.sum() if tokens is None else tokens)
+        return losses._replace(total=losses.total + loss.mwer * errors, word_errors=errors.detach())
 
     def validation_step(self, batch: Batch) -> None:
         if not len(batch.lens):

@@ -24,7 +24,7 @@ def test_cross_entropy_equals_torchs(smoothing):
 def output(U: int = 3) -> tuple[Output, torch.Tensor, torch.Tensor]:
     Y, Y_lens = torch.randint(4, 9, (2, U)), torch.tensor([U, 1])
     log_probs, ctc = torch.randn(2, U + 1, 9).log_softmax(-1), torch.randn(2, 12, 9).log_softmax(-1)
-    return Output(log_probs, Y_lens + 1, ctc, torch.tensor([12, 8])), Y, Y_lens
+    return Output(log_probs, Y_lens + 1, ctc, torch.randn(2, 12, 5), torch.tensor([12, 8])), Y, Y_lens
 
 
 def test_the_joint_loss_weighs_its_parts():
@@ -56,7 +56,8 @@ def each_alone(out: Output, Y: torch.Tensor, Y_lens: torch.Tensor):
     """Every utterance of a batch as a batch of its own."""
     for i, n in enumerate(Y_lens):
         one = slice(i, i + 1)
-        part = Output(out.log_probs[one, : n + 1], out.lens[one], out.ctc_log_probs[one], out.memory_lens[one])
+        log_probs, others = out.log_probs[one, : n + 1], (out.ctc_log_probs, out.memory, out.memory_lens)
+        part = Output(log_probs, out.lens[one], *(x[one] for x in others))
         yield part, Y[one, :n], Y_lens[one]
 
 
@@ -76,7 +77,7 @@ def test_parts_divided_by_the_mean_of_their_tokens_average_to_the_whole():
 def two_views() -> tuple[Output, torch.Tensor, torch.Tensor]:
     Y, Y_lens = torch.randint(4, 9, (2, 3)), torch.tensor([3, 1])
     log_probs, ctc = torch.randn(4, 4, 9).log_softmax(-1), torch.randn(4, 12, 9).log_softmax(-1)
-    out = Output(log_probs, Y_lens.repeat(2) + 1, ctc, torch.tensor([12, 8, 12, 8]))
+    out = Output(log_probs, Y_lens.repeat(2) + 1, ctc, torch.randn(4, 12, 5), torch.tensor([12, 8, 12, 8]))
     return out, Y.repeat(2, 1), Y_lens.repeat(2)
 
 
