@@ -6,8 +6,6 @@ expected number of word errors falls as it moves from the worse of them to the b
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -27,9 +25,8 @@ def expected_word_errors(model: SpeechModel, output: Output, Y: Tensor, Y_lens: 
 
     Found and weighed as decoding does by default: attention, and CTC where the model has it."""
     transformer, tokenizer = model.transformer, model.tokenizer
-    options = DecodeOptions(beam_size=nbest, nbest=nbest)
-    if not transformer.ctc:
-        options = replace(options, ctc_weight=0.0)
+    ctc_weight = DecodeOptions.ctc_weight if transformer.ctc else 0.0
+    options = DecodeOptions(beam_size=nbest, nbest=nbest, ctc_weight=ctc_weight)
     training = transformer.training
     transformer.eval()  # what is found does not hang on dropout, what it is worth does
     found = search_memory(transformer, output.memory.detach(), output.memory_lens, options)
@@ -39,7 +36,7 @@ def expected_word_errors(model: SpeechModel, output: Output, Y: Tensor, Y_lens: 
         torch.tensor([word_errors([text], [tokenizer.decode(h.tokens)]).edits for h in hypotheses], dtype=torch.float)
         for text, hypotheses in zip(said, found, strict=True)
     ]
-    log_probs = joint_log_probs(transformer, output, *in_one_batch(found, Y.device), options.ctc_weight)
+    log_probs = joint_log_probs(transformer, output, *in_one_batch(found, Y.device), ctc_weight)
     log_probs = pad_sequence(log_probs.split([len(each) for each in errors]), padding_value=-torch.inf)
     return (log_probs.softmax(dim=0) * pad_sequence(errors).to(Y.device)).sum()
 

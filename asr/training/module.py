@@ -62,11 +62,11 @@ class SpeechTraining(Optimized):
         if takes != "text":
             X = self.spec_augment(X, X_lens)
         output = self.model.transformer(X, X_lens, Y, Y_lens, loss.intermediate_ctc)
+        tokens = output.lens.sum() if tokens is None else tokens
         losses = joint_loss(output, Y, Y_lens, loss, tokens, self.model.transformer.config.eos)
         if not loss.mwer:
             return losses
-        errors = expected_word_errors(self.model, output, Y, Y_lens, loss.nbest)
-        errors = errors / (output.lens.sum() if tokens is None else tokens)
+        errors = expected_word_errors(self.model, output, Y, Y_lens, loss.nbest) / tokens
         return losses._replace(total=losses.total + loss.mwer * errors, word_errors=errors.detach())
 
     def validation_step(self, batch: Batch) -> None:
