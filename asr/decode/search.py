@@ -112,7 +112,7 @@ def in_one_batch(found: list[list[Hypothesis]], device: torch.device) -> tuple[T
 def label_log_probs(model: Transformer, memory: Tensor, memory_lens: Tensor, Y: Tensor, Y_lens: Tensor) -> Tensor:
     """The decoder's log-probability of every token of `Y (n, U)`, Y_lens `(n,)`, and of its end: `(n, U + 1)`, zero
     behind it; from `memory (n, M, D)`, memory_lens `(n,)`."""
-    log_probs = model.decoder(model.decoder.prompted(Y), memory, memory_lens)[:, len(model.config.prompt) - 1 :]
+    log_probs = model.decoder.teacher_forced(Y, memory, memory_lens)
     position = torch.arange(Y.shape[1] + 1, device=Y.device)
     labels = torch.nn.functional.pad(Y, (0, 1)).masked_fill(position == Y_lens[:, None], model.config.eos)
     return log_probs.gather(2, labels[:, :, None])[:, :, 0].masked_fill(position > Y_lens[:, None], 0.0)

@@ -97,6 +97,10 @@ class Decoder(TokenStack):
             x = layer(x, memory, mask, memory_mask, weights)
         return self.log_posteriors(x)
 
+    def teacher_forced(self, Y: Tensor, memory: Tensor, memory_lens: Tensor) -> Tensor:
+        """Log-posteriors `(B, U + 1, V)` of every token of `Y (B, U)` and of what comes after the last, float32."""
+        return self(self.prompted(Y), memory, memory_lens)[:, len(self.config.prompt) - 1 :]
+
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:
         """The state before the first step, `width` hypotheses an utterance; the memory is projected once, here."""
         past = AttentionCache.empty(self.config, len(self.layers), len(memory), width, memory)
