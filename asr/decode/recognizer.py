@@ -35,7 +35,7 @@ FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
 SOON = 15.0  # seconds of sound that are read before the first are decoded; then twice as many each time
 KERNELS = 64  # kept on a CPU: hardly a batch has the shape of another
-BATCHES_AHEAD = 16  # at most as many batches of pieces are read before they are sorted by length and decoded
+BATCHES_AHEAD = 8  # at most as many batches of pieces are read before they are sorted by length and decoded
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Recognizer:
         self,
         model: SpeechModel,
         options: DecodeOptions | None = None,
-        batch_seconds: float = 120.0,
+        batch_seconds: float = 240.0,
         language_model: TextModel | str | os.PathLike | None = None,
         ngram: NGram | str | os.PathLike | None = None,
         precision: str = "auto",
