@@ -96,8 +96,9 @@ class LossConfig:
 
 @dataclass
 class OptimizerConfig:
-    """AdamW with warm-up; the rate rises linearly to `lr` and then falls."""
+    """AdamW or Muon with warm-up; the rate rises linearly to `lr` and then falls."""
 
+    kind: str = "adamw"  # adamw, or muon for the matrices of the layers and AdamW for the rest (asr.training.muon)
     lr: float = 1.5e-3  # at the end of the warm-up
     schedule: str = "cosine"  # cosine: to zero at the last update; inverse_sqrt: as in the paper
     warmup: float = 0.1  # updates; below 1: as a part of all updates
@@ -106,6 +107,8 @@ class OptimizerConfig:
     clip: float = 5.0  # largest norm of the gradient
 
     def __post_init__(self):
+        if self.kind not in ("adamw", "muon"):
+            raise ValueError(f"optimizer.kind: {self.kind!r} is not one of adamw, muon")
         if self.schedule not in ("cosine", "inverse_sqrt"):
             raise ValueError(f"optimizer.schedule: {self.schedule!r} is not one of cosine, inverse_sqrt")
         if self.lr <= 0 or self.warmup < 0 or self.clip <= 0:
@@ -172,6 +175,7 @@ class TrainConfig(RunConfig):
             raise ValueError("ema keeps a copy of all weights, of which strategy=fsdp leaves each process a share")
         if self.loss.mwer and self.strategy == "fsdp":
             raise ValueError("loss.mwer decodes with all weights, of which strategy=fsdp leaves each process a share")
+        _check_shares(self)
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema: {self.ema} does not lie in [0, 1)")
         if not 0 <= self.origin_share <= 1:
@@ -182,6 +186,11 @@ class TrainConfig(RunConfig):
             raise ValueError("origin_share needs init_from, and the tokenizer that came with it")
         if self.init_decoder_from and (self.new_tokenizer or self.origin_share):
             raise ValueError("init_decoder_from brings a tokenizer: new_tokenizer and origin_share do not go with it")
+
+
+def _check_shares(config: TrainConfig | PretrainConfig) -> None:
+    if config.optimizer.kind == "muon" and config.strategy == "fsdp":
+        raise ValueError("optimizer.kind=muon takes whole matrices, of which strategy=fsdp leaves each process a share")
 
 
 def _check_export(name: str) -> None:
@@ -199,6 +208,10 @@ class PretrainConfig(RunConfig):
     masked_prediction: MaskedPredictionConfig = field(default_factory=MaskedPredictionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     out: str = "exp/encoder"  # checkpoints, TensorBoard and the encoder
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_shares(self)
 
 
 @dataclass

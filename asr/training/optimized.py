@@ -1,4 +1,4 @@
-"""What every training here does alike: AdamW, the schedule of the learning rate, clipping, validation at the end."""
+"""What every training here does alike: optimiser, schedule of the learning rate, clipping, validation at the end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from asr.model.layers import layers_of
 from asr.training.config import OptimizerConfig
+from asr.training.muon import Muon
 from asr.training.resuming import LOOK_EVERY, step_seed
 from asr.training.schedule import rate
 from asr.training.sharding import Sharded, whole_norm
@@ -108,9 +109,15 @@ class Optimized(L.LightningModule):
     def configure_optimizers(self):
         settings = self.settings
         trained = [p for p in self.parameters() if p.requires_grad]
-        decayed = [p for p in trained if p.ndim > 1]
+        linears = [m for layer in layers_of(self) for m in layer.modules() if isinstance(m, nn.Linear)]
+        matrices = [m.weight for m in linears if m.weight.requires_grad] if settings.kind == "muon" else []
+        decayed = [p for p in trained if p.ndim > 1 and not any(p is matrix for matrix in matrices)]
         rest = [p for p in trained if p.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=tuple(settings.betas), fused=self._fused)
+        common = {"lr": settings.lr, "betas": tuple(settings.betas), "fused": self._fused}
+        if matrices:
+            optimizer = Muon(matrices, groups, weight_decay=settings.weight_decay, **common)
+        else:
+            optimizer = torch.optim.AdamW(groups, **common)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, settings, self.updates))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "name": "lr"}}

@@ -13,7 +13,7 @@ PANELS = (  # title, curves
     ("loss a token", ("train/total_epoch", "dev/loss")),
     ("loss a token, parts", ("train/ctc_epoch", "train/attention_epoch")),
     ("dev WER (%)", ("dev/wer",)),
-    ("learning rate", ("lr-AdamW/pg1",)),
+    ("learning rate", ("lr/pg1",)),
     ("norm of the gradient", ("train/gradient_norm",)),
     ("seconds of sound a second", ("train/sound_a_second",)),
     ("padding (% of the frames), waiting for data (% of the time)", ("train/padding", "train/waiting")),

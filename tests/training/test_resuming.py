@@ -52,15 +52,12 @@ def losses(monkeypatch) -> dict[tuple[int, int], float]:
     return found
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize(("accumulated", "optimizer"), [(1, "adamw"), (2, "adamw"), (1, "muon")])
 def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
-    corpus,
-    tmp_path,
-    losses,
-    monkeypatch,
-    accumulated,
+    corpus, tmp_path, losses, monkeypatch, accumulated, optimizer
 ):
-    settings = ["epochs=2", "model.dropout=0.2", f"data.global_batch_seconds={10 * accumulated}", "save_minutes=0"]
+    settings = ["epochs=2", "model.dropout=0.2", "save_minutes=0", f"optimizer.kind={optimizer}"]
+    settings.append(f"data.global_batch_seconds={10 * accumulated}")
     train(options(corpus, tmp_path / "whole", *settings))
     whole = dict(losses)
     losses.clear()
@@ -116,9 +113,10 @@ def broken(monkeypatch) -> set[int]:
     return updates
 
 
-def test_an_update_that_is_not_finite_is_left_out_and_counted(corpus, tmp_path, broken, caplog):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_update_that_is_not_finite_is_left_out_and_counted(corpus, tmp_path, broken, caplog, optimizer):
     broken |= {1, 2}
-    folder, _ = train(options(corpus, tmp_path / "exp", "epochs=1"))
+    folder, _ = train(options(corpus, tmp_path / "exp", "epochs=1", f"optimizer.kind={optimizer}"))
     state = torch.load(folder.parent / "checkpoints" / "last.ckpt", weights_only=True)
     assert all(tensor.isfinite().all() for tensor in state["state_dict"].values())
     made = {int(slots["step"]) for slots in state["optimizer_states"][0]["state"].values()}

@@ -52,7 +52,7 @@ def test_what_a_training_leaves_behind(trained):
     assert list((out / "tensorboard").glob("events.*"))
     report = (out / "report.html").read_text()
     assert f"dev WER {trained[1]:.2f} %" in report and "<b>heard</b>" in report
-    assert report.count("<!-- dev WER (%) -->") == 1
+    assert all(report.count(f"<!-- {title} -->") == 1 for title in ("dev WER (%)", "learning rate"))
 
 
 def test_the_last_epoch_is_validated_whatever_the_interval(corpus, tmp_path):
