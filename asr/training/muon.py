@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 MOMENTUM = 0.95
 STEPS = 5  # of the iteration
@@ -19,26 +20,29 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # takes singular values from 0.003 on to be
 
 
 def orthogonalized(M: Tensor) -> Tensor:
-    """Nearly U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, a ≤ b, by Newton and Schulz's iteration in bfloat16."""
+    """Nearly U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, by Newton and Schulz's iteration in bfloat16."""
     a, b, c = QUINTIC
     X = M.bfloat16()
     X = X / torch.linalg.matrix_norm(X, keepdim=True).clamp(min=1e-7)
     for _ in range(STEPS):
-        A = X @ X.mT
-        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
-    return X
+        if M.shape[1] > M.shape[2]:
+            A = X.mT @ X
+            X = torch.baddbmm(X, X, torch.baddbmm(A, A, A, beta=b, alpha=c), beta=a)
+        else:
+            A = X @ X.mT
+            X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
+    return X.to(M.dtype)
 
 
 class Muon(torch.optim.AdamW):
     """Muon for `matrices`, AdamW for the parameters of `groups`, as both are used together.
 
     A matrix `(a, b)` moves by 0.2 √max(a, b) times the orthogonalised momentum, which is about as far as AdamW would
-    move it (Liu et al. 2025, "Muon is scalable for LLM training"): `lr` and `weight_decay` mean the same for both.
-    Gradients are overwritten."""
+    move it (Liu et al. 2025, "Muon is scalable for LLM training"): `lr` and `weight_decay` mean the same for both."""
 
     def __init__(self, matrices: Iterable[nn.Parameter], groups: list[dict[str, Any]], weight_decay: float, **settings):
         """`weight_decay` of the matrices; `settings` are AdamW's."""
-        matrices = sorted(matrices, key=_sides)
+        matrices = sorted(matrices, key=lambda p: p.shape)
         rest = [{**group, "muon": False} for group in groups]
         super().__init__([{"params": matrices, "weight_decay": weight_decay, "muon": True}, *rest], **settings)
 
@@ -51,32 +55,36 @@ class Muon(torch.optim.AdamW):
         self.param_groups = [g for g in groups if not g["muon"]]
         super().step()
         self.param_groups = groups
-        learning = [p for p in matrices["params"] if p.grad is not None]
-        for _, alike in groupby(learning, key=_sides):
-            self._move(list(alike), matrices["lr"], matrices["weight_decay"])
+        for _, alike in groupby(matrices["params"], key=lambda p: p.shape):
+            self._move(list(alike), matrices)
         return loss
 
     @torch.no_grad()
-    def _move(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
-        """Updates matrices of one shape, lying or standing; or none, where `found_inf` says so, as fused AdamW does."""
-        moves = 1.0 - getattr(self, "found_inf", torch.zeros(()))
-        for p in matrices:
-            state = self.state[p]  # named as AdamW's, which reads it with its own
-            if not state:
-                state.update(step=torch.zeros((), device=p.device), exp_avg=torch.zeros_like(p))
-            state["step"] += moves
-            state["exp_avg"].lerp_(p.grad.nan_to_num_(0.0, 0.0, 0.0), (1 - MOMENTUM) * moves)
-            p.grad.lerp_(state["exp_avg"], MOMENTUM)  # Nesterov's
-        updates = orthogonalized(torch.stack([_lying(p.grad.bfloat16()) for p in matrices]))
-        updates = updates * (0.2 * max(_sides(matrices[0])) ** 0.5 * lr * moves)
-        for p, update in zip(matrices, updates, strict=True):
-            p.mul_(1 - lr * weight_decay * moves)
-            _lying(p).sub_(update)
-
-
-def _sides(matrix: Tensor) -> tuple[int, ...]:
-    return tuple(sorted(matrix.shape))
-
-
-def _lying(matrix: Tensor) -> Tensor:
-    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+    def _move(self, matrices: list[nn.Parameter], group: dict[str, Any]) -> None:
+        """Updates matrices of one shape, or none where `found_inf` says so. The momentum of all lies with the first."""
+        found_inf = getattr(self, "found_inf", None)  # 1 or 0, on the device
+        G = torch.stack([p.grad for p in matrices])
+        state = self.state[matrices[0]]
+        if not state:  # named as AdamW's, which reads it with its own
+            state.update(step=torch.zeros((), device=G.device), exp_avg=torch.zeros_like(G))
+        M = state["exp_avg"]
+        state["step"] += 1 if found_inf is None else 1 - found_inf
+        if found_inf is not None:
+            G = torch.where(found_inf > 0, M, G)
+        M.lerp_(G, 1 - MOMENTUM)
+        updates = orthogonalized(G.lerp_(M, MOMENTUM)) * (0.2 * max(G.shape[1:]) ** 0.5)  # Nesterov's
+        # lr · (update + weight_decay · p), in one pass over all
+        sgd(
+            matrices,
+            list(updates.unbind()),
+            [None] * len(matrices),
+            weight_decay=group["weight_decay"],
+            lr=group["lr"],
+            momentum=0.0,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            foreach=False,
+            fused=group["fused"],
+            found_inf=found_inf,
+        )
