@@ -6,8 +6,8 @@ stretch of speech that is too long is cut in its longest pause.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -147,11 +147,16 @@ class _Tape:
         return samples[:most]
 
 
-@lru_cache(maxsize=1)
-def _detector():
-    threads = torch.get_num_threads()
-    from silero_vad import load_silero_vad
+_own = threading.local()  # the detector remembers what it has heard: each thread has one
+_loading = threading.Lock()
 
-    detector = load_silero_vad()
-    torch.set_num_threads(threads)  # importing silero_vad sets it to 1 for the whole process
-    return detector
+
+def _detector():
+    if not hasattr(_own, "detector"):
+        with _loading:
+            threads = torch.get_num_threads()
+            from silero_vad import load_silero_vad
+
+            _own.detector = load_silero_vad()
+            torch.set_num_threads(threads)  # importing silero_vad sets it to 1 for the whole process
+    return _own.detector

@@ -1,11 +1,16 @@
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 
-from asr.audio.reading import SAMPLE_RATE
+from asr.audio.reading import SAMPLE_RATE, read_audio
 from asr.corpus import iterate, open_corpus
 from asr.decode import segments
 from asr.decode.segments import FRAME, LONGEST, cut_at_pauses
+from asr.resources import resource
 
 
 def in_blocks(samples: np.ndarray, size: int = 100_000):
@@ -81,14 +86,26 @@ def test_speech_without_a_pause_is_cut_all_the_same(loud_is_speech):
     assert max(len(piece.samples) for piece in pieces) <= LONGEST * SAMPLE_RATE
 
 
-def test_the_detector_leaves_the_threads_as_they_were():
+def test_the_detector_leaves_the_number_of_threads_as_it_was(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("silero_vad")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(segments, "_own", threading.local())
     torch.set_num_threads(2)
-    segments._detector.cache_clear()
     try:
         assert len(segments.speech_probabilities(np.zeros(10_000, np.float32))) == 20
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+def test_threads_hear_what_each_would_hear_alone():
+    samples = [read_audio(resource("data", "samples", name)) for name in ("corner.flac", "glass.flac")]
+    sounds = [np.tile(sound, 40 * SAMPLE_RATE // len(sound)) for sound in samples]
+    alone = [segments.speech_probabilities(sound) for sound in sounds]
+    with ThreadPoolExecutor(len(sounds)) as pool:
+        together = list(pool.map(segments.speech_probabilities, sounds))
+    for heard, expected in zip(together, alone, strict=True):
+        np.testing.assert_allclose(heard, expected, atol=1e-5)
 
 
 def test_the_detector_hears_real_speech_and_not_the_noise_between(speech):
