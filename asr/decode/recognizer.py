@@ -73,7 +73,7 @@ class Transcript:
 
 
 class Recognizer:
-    """Recordings to transcripts. `asr.load` makes one."""
+    """Recordings to transcripts. `asr.load` makes one, and several threads may use it at once."""
 
     def __init__(
         self,

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -46,6 +47,13 @@ def test_transcripts_come_in_order_and_do_not_depend_on_the_batch(recognizer):
         alone = recognizer.transcribe(sound)
         assert transcript.text == alone.text
         assert transcript.segments[0].score == pytest.approx(alone.segments[0].score, abs=1e-4)
+
+
+def test_one_recognizer_serves_several_threads(recognizer):
+    sounds = [noise(seconds, seed) for seed, seconds in enumerate((1.0, 2.0, 25.0, 3.0))]
+    alone = [recognizer.transcribe(sound) for sound in sounds]
+    with ThreadPoolExecutor(len(sounds)) as pool:
+        assert list(pool.map(recognizer.transcribe, sounds)) == alone
 
 
 def test_an_unreadable_file_does_not_stop_the_others(recognizer, tmp_path):
