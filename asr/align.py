@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import cuts_path, fail, keep_corpus, load_model, progress_bar
+from asr.commands import cuts_path, fail, keep_inputs, load_model, progress_bar
 from asr.formats import ctm_line
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    keep_corpus("asr.align", args.corpus, args.out, args.ctm)
+    keep_inputs("asr.align", args.corpus, args.out, args.ctm)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         from asr.corpus import open_corpus, write_cuts

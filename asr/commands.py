@@ -93,12 +93,12 @@ def cuts_path(text: str) -> Path:
     return Path(text)
 
 
-def keep_corpus(command: str, corpus: Sequence[str], *outputs: Path | None) -> None:
-    """Ends the command where it would write over the corpus that it reads."""
-    read = {Path(path).resolve() for path in corpus}
+def keep_inputs(command: str, inputs: Sequence[str | Path], *outputs: Path | None) -> None:
+    """Ends the command where it would write over what it reads."""
+    read = {Path(path).resolve() for path in inputs}
     for output in outputs:
         if output and output.resolve() in read:
-            fail(command, f"{output} is the corpus")
+            fail(command, f"{output} would be written over what is read")
 
 
 def say(text: str) -> None:

@@ -14,7 +14,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import add_decoding_options, fail, keep_corpus, load_recognizer, progress_bar, say
+from asr.commands import add_decoding_options, fail, keep_inputs, load_recognizer, progress_bar, say
 
 if TYPE_CHECKING:
     from lhotse import CutSet
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    keep_corpus("asr.evaluate", args.corpus, args.out)
+    keep_inputs("asr.evaluate", args.corpus, args.out)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         from asr.corpus import open_corpus

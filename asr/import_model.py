@@ -7,8 +7,9 @@ cannot be read.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from asr.commands import fail
+from asr.commands import fail, keep_inputs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    keep_inputs("asr.import_model", [args.source, *([args.vocabulary] if args.vocabulary else [])], Path(args.out))
     import torch
 
     from asr.decode.options import IMPORTED

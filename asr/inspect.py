@@ -15,7 +15,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import add_decoding_options, fail, load_recognizer
+from asr.commands import add_decoding_options, fail, keep_inputs, load_recognizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    keep_inputs("asr.inspect", [args.file], args.out)
     if args.piece < 1:
         fail("asr.inspect", f"--piece counts from 1, and is {args.piece}")
     try:

@@ -20,7 +20,7 @@ import numpy as np
 from lhotse import CutSet, MonoCut
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
-from asr.commands import cuts_path, fail, keep_corpus
+from asr.commands import cuts_path, fail, keep_inputs
 from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
@@ -149,7 +149,7 @@ def main() -> None:
     sub.add_argument("--seed", type=int, default=1)
     sub.set_defaults(run=splice)
     args = parser.parse_args()
-    keep_corpus("asr.corpus", getattr(args, "corpus", []), args.out, getattr(args, "rest", None))
+    keep_inputs("asr.corpus", getattr(args, "corpus", []), args.out, getattr(args, "rest", None))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         args.run(args)

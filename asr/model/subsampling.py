@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.config import ModelConfig
+from asr.model.masks import length_mask
 
 # (kernel, stride) of each convolution over time and frequency
 CONVOLUTIONS = {
@@ -85,8 +86,8 @@ class Conv1dSubsampling(nn.Module):
     """X `(B, T, d)` -> `(B, T / factor, D)` by two convolutions over time, padded with zeros by half their kernels.
 
     As each checkpoint has it: kernel 3, strides 1 and 2, GELU (Whisper); kernel 5, strides 2 and 2, GLU with
-    `subsampling_channels` before it (S2T). Nothing masks what lies between the convolutions: the last frame sees past
-    its utterance's end what the padding became."""
+    `subsampling_channels` before it (S2T). Past its end an utterance is zeros before each convolution, as it is alone.
+    """
 
     first_centre = 0
 
@@ -109,17 +110,22 @@ class Conv1dSubsampling(nn.Module):
 
     def forward(self, X: Tensor, X_lens: Tensor) -> tuple[Tensor, Tensor]:
         """Frames and lengths after subsampling."""
-        x = X.transpose(1, 2)
-        for convolution in self.convolutions:
-            x = convolution(x)
+        x, lens = X.transpose(1, 2), X_lens
+        for convolution, stride in zip(self.convolutions, self.strides, strict=True):
+            x = convolution(x.masked_fill(length_mask(lens, x.shape[2])[:, 0], 0.0))
             x = nn.functional.glu(x, dim=1) if self.gated else nn.functional.gelu(x)
-        return x.transpose(1, 2), self.output_lens(X_lens)
+            lens = _strided(lens, stride)
+        return x.transpose(1, 2), lens
 
     def output_lens(self, lens: Tensor) -> Tensor:
         """Lengths after subsampling, from lengths `(B,)` before it."""
         for stride in self.strides:
-            lens = torch.div(lens - 1, stride, rounding_mode="floor") + 1
+            lens = _strided(lens, stride)
         return lens
+
+
+def _strided(lens: Tensor, stride: int) -> Tensor:
+    return torch.div(lens - 1, stride, rounding_mode="floor") + 1
 
 
 class LinearFrontEnd(nn.Module):

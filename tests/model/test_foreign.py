@@ -145,23 +145,19 @@ def test_whispers_encoder_and_logits_are_theirs(whisper):
 
 
 @torch.inference_mode()
-def test_speech2texts_encoder_and_logits_are_theirs_under_padding(speech2text):
+def test_speech2texts_encoder_and_logits_are_theirs_without_padding(speech2text):
+    """Under padding theirs are others: what it becomes after the first convolution reaches the utterance's end."""
     folder, theirs = speech2text
     ours = import_model(folder).transformer
     X, X_lens = torch.randn(3, 83, 80), torch.tensor([83, 60, 41])
-    real = torch.arange(83) < X_lens[:, None]
-    X = X * real[:, :, None]
     Y = torch.randint(4, 40, (3, 5))
-    expected = theirs(
-        input_features=X, attention_mask=real.long(), decoder_input_ids=torch.nn.functional.pad(Y, (1, 0), value=2)
-    )
     memory, lens = ours.encoder(X, X_lens)
     output = ours(X, X_lens, Y, torch.tensor([5, 5, 5]))
-    for b, length in enumerate(lens.tolist()):
-        torch.testing.assert_close(
-            memory[b, :length], expected.encoder_last_hidden_state[b, :length], atol=1e-4, rtol=0
-        )
-    torch.testing.assert_close(output.log_probs, expected.logits.log_softmax(dim=2), atol=1e-4, rtol=0)
+    Y_in = torch.nn.functional.pad(Y, (1, 0), value=2)
+    for b, (frames, length) in enumerate(zip(X_lens.tolist(), lens.tolist(), strict=True)):
+        expected = theirs(input_features=X[b : b + 1, :frames], decoder_input_ids=Y_in[b : b + 1])
+        torch.testing.assert_close(memory[b, :length], expected.encoder_last_hidden_state[0], atol=1e-4, rtol=0)
+        torch.testing.assert_close(output.log_probs[b], expected.logits[0].log_softmax(dim=1), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["whisper", "speech2text"])
@@ -286,6 +282,16 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, content, message)
     with pytest.raises(ModelError, match=message) as refused:
         import_model(source)
     assert "\n" not in str(refused.value)
+
+
+def test_a_checkpoint_is_not_written_over(whisper, capsys):
+    folder = str(whisper[0])
+    before = {path.name: path.read_bytes() for path in whisper[0].iterdir()}
+    for arguments in ([folder, folder], [folder, folder + "/.", "--export"]):
+        with pytest.raises(SystemExit, match="2"):
+            import_command(arguments)
+        assert "would be written over what is read" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in whisper[0].iterdir()} == before
 
 
 def test_a_model_of_another_form_is_not_exported(tiny_model, small_whisper, tmp_path):

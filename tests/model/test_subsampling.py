@@ -48,6 +48,18 @@ def test_over_time_alone_every_frame_counts_from_the_first(kind, factor):
     assert lens.tolist() == [-(-101 // factor), -(-100 // factor), 1]
 
 
+@pytest.mark.parametrize(("kind", "factor"), [("conv1d", 2), ("conv1d_glu", 4)])
+@pytest.mark.parametrize("frames", [60, 61, 62, 63])
+def test_over_time_alone_padding_never_reaches_a_real_frame_either(kind, factor, frames):
+    config = ModelConfig(d_model=16, num_heads=2, subsampler=kind, subsampling=factor, subsampling_channels=12)
+    module = Conv1dSubsampling(config).eval()
+    X = torch.randn(1, frames, 80)
+    alone, lens = module(X, torch.tensor([frames]))
+    padded, padded_lens = module(torch.nn.functional.pad(X, (0, 0, 0, 40), value=9.0), torch.tensor([frames]))
+    assert lens == padded_lens == alone.shape[1]
+    torch.testing.assert_close(alone, padded[:, : lens[0]], atol=1e-6, rtol=1e-5)
+
+
 def test_a_subsampler_by_another_factor_than_its_own_is_refused():
     with pytest.raises(ValueError, match="model.subsampling=4: model.subsampler=conv1d is by 2"):
         ModelConfig(subsampler="conv1d", subsampling=4)
