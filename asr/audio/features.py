@@ -91,10 +91,12 @@ class FrontEnd(nn.Module):
                 std = std.clamp(min=SMALLEST_STD)
         return ((X - mean) / std).masked_fill(padding, 0.0), X_lens
 
-    @torch.autocast("cuda", enabled=False)
-    @torch.autocast("cpu", enabled=False)
     def extract(self, inputs: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
         """The features before normalisation, and their lengths; float32 also under autocast."""
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+            return self._extract(inputs, lens)
+
+    def _extract(self, inputs: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
         if self.config.kind == "matrix":
             if inputs.ndim != 3 or inputs.shape[2] != self.config.dim:
                 shape = tuple(inputs.shape)

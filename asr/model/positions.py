@@ -63,9 +63,10 @@ class Positions(nn.Module):
             if end > self.table.num_embeddings:
                 raise ValueError(f"{end} positions are more than model.max_positions={self.table.num_embeddings}")
             return self.table.weight[first:end]
-        if end > len(self.cached) or self.cached.device != device:
-            self.cached = SINUSOIDS[self.kind](max(1000, 2 * end), self.cached.shape[1], self.first, device)
-        return self.cached[first:end]
+        table = self.cached  # of the moment: another thread may put its own there
+        if end > len(table) or table.device != device:
+            table = self.cached = SINUSOIDS[self.kind](max(1000, 2 * end), table.shape[1], self.first, device)
+        return table[first:end]
 
 
 def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:

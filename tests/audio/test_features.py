@@ -1,3 +1,6 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -29,6 +32,30 @@ def test_a_tone_lights_the_band_of_its_frequency():
     mel = [2595 * torch.log10(torch.tensor(1 + hertz / 700)).item() for hertz in (20, 300, 3000, 8000)]
     for band, place in ((low_band, mel[1]), (high_band, mel[2])):
         assert band == pytest.approx(81 * (place - mel[0]) / (mel[3] - mel[0]) - 1, abs=1)
+
+
+def test_a_thread_that_extracts_leaves_autocast_in_another_as_it_was(monkeypatch):
+    front_end, sounds, lens = FrontEnd(FeatureConfig()), torch.randn(1, 4000), torch.tensor([4000])
+    inside, leave, mel_power = threading.Event(), threading.Event(), front_end._mel_power
+
+    def in_the_middle(inputs: torch.Tensor) -> torch.Tensor:
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            assert leave.wait(30)
+        return mel_power(inputs)
+
+    def train() -> bool:
+        with torch.autocast("cpu", torch.bfloat16):
+            front_end.extract(sounds, lens)
+            return torch.is_autocast_enabled("cpu")
+
+    monkeypatch.setattr(front_end, "_mel_power", in_the_middle)
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train)
+        assert inside.wait(30)
+        front_end.extract(sounds, lens)
+        leave.set()
+        assert training.result()
 
 
 def test_statistics_give_zero_mean_and_unit_deviation():

@@ -78,6 +78,14 @@ def test_the_table_of_sinusoids_grows_with_the_input():
     torch.testing.assert_close(positions(torch.zeros(1, 3000, 8))[0], sinusoids(3000, 8), atol=1e-5, rtol=0)
 
 
+def test_a_table_that_another_thread_replaces_is_still_long_enough():
+    class Overtaken(Positions):
+        cached = property(lambda self: sinusoids(10, 8), lambda self, table: None)
+
+    vectors = Overtaken(ModelConfig(d_model=8, num_heads=2)).vectors(0, 600, torch.device("cpu"))
+    torch.testing.assert_close(vectors, sinusoids(600, 8))
+
+
 def test_a_learned_table_has_an_end():
     positions = Positions(ModelConfig(positions="learned", max_positions=10, d_model=8, num_heads=2))
     with pytest.raises(ValueError, match="max_positions=10"):
