@@ -13,7 +13,7 @@ from collections.abc import Callable
 Normalizer = Callable[[str], str]
 
 _APOSTROPHES = dict.fromkeys(map(ord, "’‘ʼ`´′＇"), "'")
-_CURRENCIES = {"$": "dollar", "£": "pound", "€": "euro"}
+_CURRENCIES = {"$": ("dollar", "cent", "cents"), "£": ("pound", "penny", "pence"), "€": ("euro", "cent", "cents")}
 _NUMBER = re.compile(
     r"(?P<currency>[$£€])?\s?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?P<suffix>(?:st|nd|rd|th)\b|s\b|\s?%)?"
 )
@@ -65,7 +65,7 @@ def _spoken_number(match: re.Match[str]) -> str:
     if len(whole) > 15 or (len(whole) > 1 and whole.startswith("0")):
         words = " ".join(num2words(int(d)) if d != "." else "point" for d in number)
     elif match["currency"]:
-        words = _money(number, _CURRENCIES[match["currency"]])
+        words = _money(number, *_CURRENCIES[match["currency"]])
     elif point:
         words = " ".join([num2words(int(whole)), "point", *(num2words(int(digit)) for digit in part)])
     elif suffix in ("st", "nd", "rd", "th"):
@@ -81,10 +81,10 @@ def _spoken_number(match: re.Match[str]) -> str:
     return f" {words} ".replace("-", " ").replace(",", "")
 
 
-def _money(amount: str, unit: str) -> str:
+def _money(amount: str, unit: str, hundredth: str, hundredths: str) -> str:
     from num2words import num2words
 
     whole, _, part = amount.partition(".")
     words = f"{num2words(int(whole))} {unit}{'' if int(whole) == 1 else 's'}"
     cents = int(part.ljust(2, "0")[:2]) if part else 0
-    return f"{words} {num2words(cents)} cents" if cents else words
+    return f"{words} {num2words(cents)} {hundredth if cents == 1 else hundredths}" if cents else words

@@ -11,6 +11,7 @@ from asr.text.normalizer import english, get_normalizer, neutral
         ("'quoted' words, the boys' dogs", "quoted words the boys dogs"),
         ("25%", "twenty five percent"),
         ("$3.50 and £1", "three dollars fifty cents and one pound"),
+        ("£3.50, $1.01 and £2.01", "three pounds fifty pence one dollar one cent and two pounds one penny"),
         ("In 1999 and 2024", "in nineteen ninety nine and twenty twenty four"),
         ("the 21st, the 3rd", "the twenty first the third"),
         ("1,234 men", "one thousand two hundred and thirty four men"),
