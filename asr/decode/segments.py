@@ -138,13 +138,17 @@ class _Tape:
         self.rest = np.zeros(0, np.float32)
 
     def take(self, most: int) -> np.ndarray:
-        parts, size = [self.rest], len(self.rest)
-        while size < most and (block := next(self.blocks, None)) is not None:
-            parts.append(block)
-            size += len(block)
-        samples = np.concatenate(parts)
-        self.rest = samples[most:]
-        return samples[:most]
+        parts = [np.zeros(0, np.float32)]
+        while most:
+            if not len(self.rest):
+                block = next(self.blocks, None)
+                if block is None:
+                    break
+                self.rest = block
+            parts.append(self.rest[:most])
+            self.rest = self.rest[most:]
+            most -= len(parts[-1])
+        return np.concatenate(parts)
 
 
 _own = threading.local()  # the detector remembers what it has heard: each thread has one

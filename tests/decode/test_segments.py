@@ -1,5 +1,6 @@
 import sys
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from asr.audio.reading import SAMPLE_RATE, read_audio
 from asr.corpus import iterate, open_corpus
 from asr.decode import segments
-from asr.decode.segments import FRAME, LONGEST, cut_at_pauses
+from asr.decode.segments import FRAME, LONGEST, _Tape, cut_at_pauses
 from asr.resources import resource
 
 
@@ -84,6 +85,16 @@ def test_speech_without_a_pause_is_cut_all_the_same(loud_is_speech):
     pieces = list(cut_at_pauses(in_blocks(talk(70.0))))
     assert sum(len(piece.samples) for piece in pieces) == 70 * SAMPLE_RATE
     assert max(len(piece.samples) for piece in pieces) <= LONGEST * SAMPLE_RATE
+
+
+def test_a_long_array_is_not_copied_for_each_window():
+    tape = _Tape(iter([np.zeros(5_000_000, np.float32)]))
+    tracemalloc.start()
+    windows = [tape.take(1000) for _ in range(3)]
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [len(window) for window in windows] == [1000] * 3
+    assert most < 1_000_000
 
 
 def test_the_detector_leaves_the_number_of_threads_as_it_was(monkeypatch):
