@@ -71,14 +71,16 @@ class BeamSearch:
     ):
         self.options = options
         self.config = model.config
+        self.lm = language_model if options.lm_weight else None
         self.limit = model.config.most_tokens(memory_lens)  # of a hypothesis
+        if self.lm is not None and self.lm.config.longest_transcript is not None:
+            self.limit = self.limit.clamp(max=self.lm.config.longest_transcript)
         self.most = int(self.limit.max())
         self.suppressed, self.suppressed_first = (
             torch.tensor(ids, dtype=torch.long, device=memory.device)
             for ids in (model.config.suppressed, model.config.suppressed_first)
         )
         self.decoder = model.decoder if options.ctc_weight < 1 else None
-        self.lm = language_model if options.lm_weight else None
         ctc_log_probs = model.ctc_log_probs(memory) if options.ctc_weight else None
         self.ctc = None if ctc_log_probs is None else CTCPrefixScorer(ctc_log_probs, memory_lens, options.ctc_window)
         self.generator = torch.Generator(memory.device).manual_seed(0) if options.temperature else None

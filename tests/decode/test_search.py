@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -165,6 +166,13 @@ def test_a_hypothesis_is_never_longer_than_the_memory(transformer):
     found = search(transformer, X, X_LENS, DecodeOptions(beam_size=3, ctc_weight=0.0, length_bonus=10.0))
     memory_lens = transformer.encoder(X, X_LENS)[1]
     assert [len(best[0].tokens) for best in found] == memory_lens.tolist()
+
+
+def test_a_hypothesis_is_never_longer_than_the_language_model_has_positions_for(transformer):
+    short = LanguageModel(replace(transformer.config, positions="learned", max_positions=4)).eval()
+    options = DecodeOptions(beam_size=3, ctc_weight=0.0, lm_weight=0.1, length_bonus=50.0)
+    assert len(search(transformer, X, X_LENS, options)[0][0].tokens) > 3
+    assert len(search(transformer, X, X_LENS, options, short)[0][0].tokens) == 3
 
 
 def test_a_length_bonus_lengthens(transformer):
