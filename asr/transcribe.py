@@ -57,11 +57,18 @@ def main(argv: list[str] | None = None) -> None:
                     continue
             text = write(transcript, args.format)
             if place:
-                place.write_text(text, encoding="utf-8")
+                _write(place, text)
             else:
                 name = f"{transcript.name}: " if named and args.format == "text" else ""
                 say(f"{name}{text}")
     sys.exit(1 if failed else 0)
+
+
+def _write(place: Path, text: str) -> None:
+    try:
+        place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail("asr.transcribe", f"--out: {error}")
 
 
 def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[Path | None]:

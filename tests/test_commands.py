@@ -1,6 +1,7 @@
 """The commands as a user runs them: output, errors, exit codes."""
 
 import dataclasses
+import errno
 import importlib
 import io
 import json
@@ -181,6 +182,34 @@ def test_a_reader_that_has_enough_ends_the_command_without_a_word(files):
     assert len(done.stdout) == 1 and done.stderr == b""
 
 
+def test_a_name_that_is_not_utf_8_is_printed_all_the_same(files):
+    name = os.fsdecode(os.fsencode(files) + b"/caf\xe9")
+    try:
+        for suffix in (".wav", ".txt"):
+            shutil.copy(files / f"a{suffix}", name + suffix)
+    except OSError:
+        pytest.skip("here all names are UTF-8")
+    model, printed = ("--model", files / "model"), "caf\N{REPLACEMENT CHARACTER}"
+    done = call("asr.transcribe", name + ".wav", files / "a.wav", *model)
+    assert done.returncode == 0 and f"{printed}.wav: " in done.stdout.decode()
+    done = call("asr.transcribe", name + ".wav", *model, "--json", "--out", files / "out")
+    assert done.returncode == 0 and len(list((files / "out").iterdir())) == 1
+    assert call("asr.evaluate", files, *model, "--out", files / "heard.jsonl").returncode == 0
+    heard = [json.loads(line)["id"] for line in (files / "heard.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert heard == ["a", "b", printed]
+
+
+def test_a_transcript_that_cannot_be_written_is_one_line(files, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    done = call("asr.transcribe", files / "a.wav", "--model", files / "model", "--out", files / "out")
+    assert (
+        done.returncode == 2 and done.stderr.decode() == "asr.transcribe: --out: [Errno 28] No space left on device\n"
+    )
+
+
 def test_bad_files_get_one_line_each_and_the_others_their_text(files):
     (files / "empty.wav").write_bytes(b"")
     (files / "text.wav").write_text("no sound")
@@ -237,7 +266,7 @@ def test_evaluate_does_not_overwrite_its_corpus(files):
     manifest = '{"audio_filepath": "a.wav", "text": "one two"}\n'
     (files / "m.jsonl").write_text(manifest)
     done = call("asr.evaluate", "--model", files / "model", "m.jsonl", "--out", files / "m.jsonl", cwd=files)
-    assert done.returncode == 2 and done.stderr.strip().endswith(b"m.jsonl is the corpus")
+    assert done.returncode == 2 and done.stderr.strip().endswith(b"m.jsonl would be written over what is read")
     assert (files / "m.jsonl").read_text() == manifest
 
 

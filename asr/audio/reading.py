@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import chain, groupby
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,6 +36,11 @@ Source = str | os.PathLike | bytes | BinaryIO
 
 class AudioError(ValueError):
     """A sound that cannot be read; the message names it and says why."""
+
+
+def printable(path: str | os.PathLike) -> str:
+    """A path as text: what in it is not UTF-8 becomes U+FFFD."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def read_audio(source: Source, name: str | None = None) -> np.ndarray:
@@ -70,7 +76,7 @@ def read_duration(source: Source, name: str | None = None) -> float:
             if info.frames < UNKNOWN:
                 return info.duration
         file.seek(0)
-        return len(read_audio(file, name)) / SAMPLE_RATE
+        return sum(map(len, stream_audio(file, name))) / SAMPLE_RATE
 
 
 def read_matrix(path: str | os.PathLike) -> np.ndarray:
@@ -179,14 +185,14 @@ def _decode_with_av(file: BinaryIO, name: str, reason: str) -> Iterator[np.ndarr
     except ImportError:
         raise AudioError(f"{name}: {reason} FFmpeg may read it: pip install 'asr[av]'") from None
     try:
-        with av.open(file) as container:
-            resampler = av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
-            for frame in container.decode(audio=0):
-                for piece in resampler.resample(frame):
-                    yield piece.to_ndarray()[0]
-            for piece in resampler.resample(None):
-                yield piece.to_ndarray()[0]
-    except (av.FFmpegError, IndexError) as error:
+        with av.open(file, metadata_errors="replace") as container:
+            frames = container.decode(audio=0)
+            for _, alike in groupby(frames, lambda frame: (frame.format.name, frame.layout.name, frame.rate)):
+                resampler = av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
+                for frame in chain(alike, [None]):
+                    for piece in resampler.resample(frame):
+                        yield piece.to_ndarray()[0]
+    except (av.FFmpegError, IndexError, ValueError) as error:
         raise AudioError(f"{name}: not a sound file ({error})") from None
 
 
@@ -208,6 +214,8 @@ def _resample(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:
     while not done:
         block = next(blocks, None)
         done = block is None
+        if done and not len(buffer):
+            return
         buffer = buffer if done else np.concatenate([buffer, block])
         left = 0 if first else reach
         steps = len(buffer) // step_in - left - reach

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, read_lines
+from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, printable, read_lines
 from asr.corpus.utterances import Utterance
 
 
@@ -18,7 +18,7 @@ def read_folder(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
         if path.suffix.lower() in AUDIO_SUFFIXES | MATRIX_SUFFIXES and (transcript.is_file() or not transcribed):
             found = True
             text = " ".join(" ".join(read_lines(transcript)).split()) if transcribed else ""
-            yield Utterance(str(path.relative_to(folder).with_suffix("")), path, text)
+            yield Utterance(printable(path.relative_to(folder).with_suffix("")), path, text)
     if not found:
         beside = " with a .txt of the same name beside it" if transcribed else ""
         raise ValueError(f"{folder}: no audio file{beside}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, read_matrix, stream_audio
+from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printable, read_matrix, stream_audio
 from asr.decode.alignment import TimedWord, ctc_alignments, timed_words
 from asr.decode.confidence import Calibration, word_confidences
 from asr.decode.ctc import hears_something
@@ -95,8 +96,8 @@ class Recognizer:
         many frames before and after each; with `word_times` words have times where the model has CTC.
 
         Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
-        if not batch_seconds > 0:
-            raise ValueError(f"batch_seconds must be positive, not {batch_seconds}")
+        if not 0 < batch_seconds < math.inf:
+            raise ValueError(f"batch_seconds must be positive and finite, not {batch_seconds}")
         if not 1 <= piece_seconds <= 86400:
             raise ValueError(f"piece_seconds must lie between 1 and 86400 (a day), not {piece_seconds}")
         self.model = model.eval()
@@ -180,6 +181,7 @@ class Recognizer:
             job = _Job(_name(recording))
             try:
                 for piece in self._pieces(recording, job):
+                    self._check_length(piece, job)
                     yield job, piece
             except AudioError as error:
                 job.error = str(error)
@@ -189,6 +191,17 @@ class Recognizer:
     def pieces(self, recording: Recording) -> Iterator[Piece]:
         """What of a recording is decoded at once, in order. Raises AudioError for what cannot be read."""
         return self._pieces(recording, _Job(_name(recording)))
+
+    def _check_length(self, piece: Piece, job: _Job) -> None:
+        """Raises AudioError for more frames than a learned table of the encoder's positions has."""
+        model, config = self.model, self.model.transformer.config
+        if config.positions != "learned":
+            return
+        frames = model.front_end.output_lens(torch.tensor(len(piece.samples)))
+        frames = int(model.transformer.encoder.subsampling.output_lens(frames))
+        if frames > config.max_positions:
+            most = f"model.max_positions={config.max_positions}"
+            raise AudioError(f"{job.name}: {frames} encoder frames are more than {most}")
 
     def _pieces(self, recording: Recording, job: _Job) -> Iterator[Piece]:
         if self.takes == "text":
@@ -319,7 +332,7 @@ class Recognizer:
 
 
 def _name(recording: Recording) -> str:
-    return "<array>" if isinstance(recording, np.ndarray) else str(recording)
+    return "<array>" if isinstance(recording, np.ndarray) else printable(recording)
 
 
 @dataclass(eq=False)

@@ -42,6 +42,14 @@ def test_any_rate_becomes_16_khz(tmp_path, rate):
     assert np.abs(samples - expected)[500:-500].max() < 2e-3
 
 
+@pytest.mark.parametrize("rate", [8000, 16000, 44100])
+def test_a_file_without_a_sample_is_no_sound_at_any_rate(tmp_path, rate):
+    """As a recorder leaves it that was ended before it wrote how much there is."""
+    soundfile.write(tmp_path / "a.wav", np.zeros(0), rate)
+    assert read_audio(tmp_path / "a.wav").shape == (0,)
+    assert read_duration(tmp_path / "a.wav") == 0
+
+
 @pytest.mark.parametrize("rate", [16001, 22254])
 def test_a_rate_without_a_common_divisor_takes_no_longer(tmp_path, rate):
     """Exact resampling would need as many filters as samples: 4.8 GB for 16,001 Hz."""
@@ -111,18 +119,36 @@ def test_a_sound_comes_from_bytes_files_and_standard_input(tmp_path, tone, monke
     assert len(read_audio("-")) == SAMPLE_RATE
 
 
-def test_m4a_is_read_where_pyav_is_installed(tmp_path, tone):
+def write_aac(path, samples: np.ndarray, rate: int = SAMPLE_RATE, **metadata: str) -> None:
     av = pytest.importorskip("av")
-    with av.open(str(tmp_path / "a.m4a"), "w") as container:
-        stream = container.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
-        frame = av.AudioFrame.from_ndarray(tone(2.0)[None], format="fltp", layout="mono")
-        frame.sample_rate = SAMPLE_RATE
+    with av.open(str(path), "w") as container:
+        container.metadata.update(metadata)
+        stream = container.add_stream("aac", rate=rate, layout="mono")
+        frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
+        frame.sample_rate = rate
         for packet in (*stream.encode(frame), *stream.encode(None)):
             container.mux(packet)
+
+
+def test_m4a_is_read_where_pyav_is_installed(tmp_path, tone):
+    write_aac(tmp_path / "a.m4a", tone(2.0))
     samples = read_audio(tmp_path / "a.m4a")
     assert len(samples) == pytest.approx(2 * SAMPLE_RATE, abs=3000)
     assert read_duration(tmp_path / "a.m4a") == pytest.approx(2.0, abs=0.2)
     assert samples[4000:-4000].std() == pytest.approx(0.3 / math.sqrt(2), rel=0.05)
+
+
+def test_a_title_in_another_encoding_is_no_obstacle(tmp_path, tone):
+    write_aac(tmp_path / "a.m4a", tone(1.0), title="Cafe")
+    (tmp_path / "a.m4a").write_bytes((tmp_path / "a.m4a").read_bytes().replace(b"Cafe", "Café".encode("latin-1")))
+    assert len(read_audio(tmp_path / "a.m4a")) == pytest.approx(SAMPLE_RATE, abs=3000)
+
+
+def test_the_rate_may_change_within_a_stream(tmp_path, tone):
+    write_aac(tmp_path / "a.aac", tone(1.0))
+    write_aac(tmp_path / "b.aac", tone(1.0)[::2].copy(), rate=SAMPLE_RATE // 2)
+    (tmp_path / "both.aac").write_bytes((tmp_path / "a.aac").read_bytes() + (tmp_path / "b.aac").read_bytes())
+    assert len(read_audio(tmp_path / "both.aac")) == pytest.approx(2 * SAMPLE_RATE, abs=6000)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,12 @@ def test_pieces_of_no_length_are_refused(tiny_model, seconds):
         Recognizer(tiny_model, piece_seconds=seconds)
 
 
+@pytest.mark.parametrize("seconds", [0.0, float("inf"), float("nan"), -1])
+def test_batches_of_no_length_are_refused(tiny_model, seconds):
+    with pytest.raises(ValueError, match="batch_seconds must be positive and finite"):
+        Recognizer(tiny_model, batch_seconds=seconds)
+
+
 def test_a_window_at_decoding_is_that_of_a_model_built_with_it(tiny_model, tiny_config):
     windowed = Transformer(replace(tiny_config, attention_left=3, attention_right=2)).eval()
     windowed.load_state_dict(tiny_model.transformer.state_dict())
@@ -142,6 +148,17 @@ def test_a_linear_front_end_decodes_in_every_precision(tiny_config, precision):
     config = replace(tiny_config, subsampler="linear", subsampling=1, input_dim=12)
     model = SpeechModel(FeatureConfig("matrix", 12), Transformer(config), CharTokenizer(LETTERS))
     assert Recognizer(model, precision=precision).transcribe(np.ones((20, 12), np.float32)).error is None
+
+
+def test_what_the_encoder_has_no_positions_for_does_not_stop_the_others(tiny_config):
+    config = replace(
+        tiny_config, subsampler="linear", subsampling=1, input_dim=12, positions="learned", max_positions=50
+    )
+    model = SpeechModel(FeatureConfig("matrix", 12), Transformer(config), CharTokenizer(LETTERS))
+    matrices = [np.ones((frames, 12), np.float32) for frames in (20, 51, 50)]
+    first, second, third = Recognizer(model).transcribe_all(matrices)
+    assert first.error is None and third.error is None
+    assert second.error == "<array>: 51 encoder frames are more than model.max_positions=50"
 
 
 def test_nothing_to_read_gives_the_empty_transcript(tiny_config):
