@@ -18,13 +18,14 @@ from pathlib import Path
 
 import numpy as np
 from lhotse import CutSet, MonoCut
+from lhotse.utils import fastcopy
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
 from asr.commands import cuts_path, fail, keep_inputs
 from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
-from asr.corpus.shards import write_shards
+from asr.corpus.shards import PLACE, write_shards
 from asr.corpus.utterances import Utterance, input_kind, iterate, make_cuts, write_cuts
 
 
@@ -41,22 +42,33 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def _copies(cuts: CutSet, folder: Path) -> Iterator[MonoCut]:
-    for cut, sound in iterate(cuts):
+    for cut in cuts:
         if input_kind(cut) != "sound":
             raise ValueError(f"--wav is for sound, and {cut.id} is {input_kind(cut)}")
-        said = cut.supervisions[0]
-        yield _as_wav(cut.id, sound, said.text or "", said.speaker, folder)
+    read = {Path(cut.recording.sources[0].source).resolve() for cut in cuts}
+    for path in (_wav(cut.id, folder) for cut in cuts):
+        if path in read:
+            raise ValueError(f"--wav {folder}: {path} would be written over what is read")
+    for cut, sound in iterate(cuts):
+        copy = _as_wav(cut.id, sound, "", None, folder)
+        custom = {key: value for key, value in (cut.custom or {}).items() if key not in PLACE} or None
+        yield fastcopy(cut, start=0.0, duration=copy.duration, recording=copy.recording, custom=custom)
 
 
 def _as_wav(name: str, sound: np.ndarray, text: str, speaker: str | None, folder: Path) -> MonoCut:
     """Writes the sound as 16-bit wav at 16 kHz; the cut of that file."""
-    path = (folder / f"{name.lstrip('/')}.wav").resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise ValueError(f"{name}: an utterance of this name would be written outside {folder}")
+    path = _wav(name, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_wav(path, sound)
     utterance = Utterance(name, path, text, speaker or "", len(sound) / SAMPLE_RATE)
     return next(iter(make_cuts([utterance], str(path))))
+
+
+def _wav(name: str, folder: Path) -> Path:
+    path = (folder / f"{name.lstrip('/')}.wav").resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"{name}: an utterance of this name would be written outside {folder}")
+    return path
 
 
 def sample(args: argparse.Namespace) -> None:
@@ -70,6 +82,8 @@ def split(args: argparse.Namespace) -> None:
     speakers = sorted({cut.supervisions[0].speaker or "" for cut in cuts})
     if len(speakers) <= args.speakers:
         raise ValueError(f"{', '.join(args.corpus)}: {len(speakers)} speakers; {args.speakers} cannot be split off")
+    if args.out.resolve() == args.rest.resolve():
+        raise ValueError(f"{args.out}: --out and --rest are one file")
     chosen = set(random.Random(args.seed).sample(speakers, args.speakers))
     for path, inside in ((args.out, True), (args.rest, False)):
         part = cuts.filter(

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from asr.audio.reading import read_lines
 from asr.corpus.utterances import Utterance
 
 SUFFIXES = (".sph", ".wav", ".flac")
@@ -19,12 +20,12 @@ def read_an4(fileids: Path) -> Iterator[Utterance]:
     if not transcription.is_file():
         raise ValueError(f"{fileids}: no {transcription.name} beside it")
     texts = {}
-    for number, line in enumerate(transcription.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_lines(transcription), 1):
         match = _LINE.match(line)
         if not match:
             raise ValueError(f"{transcription}, line {number}: not `TEXT (id)`")
         texts[match["id"]] = match["text"]
-    for line in fileids.read_text(encoding="utf-8").split():
+    for line in " ".join(read_lines(fileids)).split():
         stem = fileids.parent.parent / "wav" / line
         name = stem.name
         if name not in texts:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from lhotse.utils import resumable_download, safe_extract
 
+from asr.audio.reading import read_lines
 from asr.corpus.utterances import Utterance
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def is_librispeech(folder: Path) -> bool:
 def read_librispeech(folder: Path) -> Iterator[Utterance]:
     """The utterances of a part (`LibriSpeech/train-clean-100`), or of all parts under `folder`."""
     for transcripts in sorted(folder.rglob("*.trans.txt")):
-        for line in transcripts.read_text(encoding="utf-8").splitlines():
+        for line in read_lines(transcripts):
             name, _, text = line.partition(" ")
             if name:
                 yield Utterance(name, transcripts.parent / f"{name}.flac", text, speaker=name.split("-")[0])

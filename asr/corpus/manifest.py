@@ -8,6 +8,7 @@ instead of `audio_filepath`: a text, of which `text` is what a model shall write
 from __future__ import annotations
 
 import json
+import math
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -57,8 +58,9 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
         if not isinstance(entry, dict):
             raise ValueError(f"{path}, line {number}: not a JSON object")
         for key in ("duration", "offset"):
-            if not isinstance(entry.get(key) or 0.0, int | float):
-                raise ValueError(f"{path}, line {number}: {key} is no number")
+            value = entry.get(key) or 0.0
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ValueError(f"{path}, line {number}: {key} is no number from 0 on")
         needed = ["source" if "source" in entry else "audio_filepath", *(["text"] if transcribed else [])]
         missing = [key for key in needed if not isinstance(entry.get(key), str)]
         if missing:

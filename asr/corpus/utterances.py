@@ -85,7 +85,10 @@ def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
 
 
 def write_cuts(cuts: CutSet, path: Path) -> None:
-    """Writes cuts (`.jsonl.gz`) whole or not at all, into a folder that is made where it is missing."""
+    """Writes cuts (`.jsonl.gz`) whole or not at all, into a folder that is made where it is missing. Raises ValueError
+    where there are none."""
+    if not len(cuts):
+        raise ValueError(f"{path}: there is no utterance to write")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")  # whose suffix tells Lhotse how to write
     cuts.to_file(unfinished)
@@ -115,6 +118,7 @@ def read_cut(cut: MonoCut) -> np.ndarray | str:
         samples = samples[first:last]
     if not len(samples):
         raise AudioError(f"{path}: no sound in it from {cut.start:.2f} to {cut.end:.2f} s")
+    _check_whole(path, len(samples) / SAMPLE_RATE, cut.duration)
     return samples
 
 
@@ -151,6 +155,7 @@ def _make_cut(utterance: Utterance) -> MonoCut:
         duration = utterance.duration or header - utterance.offset
         if header <= 0 or duration <= 0:
             raise AudioError(f"{path}: no sound in it")
+        _check_whole(path, header - utterance.offset, duration)
         recording = Recording(
             id=utterance.id,
             sources=[AudioSource(type="file", channels=[0], source=str(path.absolute()))],
@@ -175,6 +180,12 @@ def _make_cut(utterance: Utterance) -> MonoCut:
         recording=recording,
         custom=custom or None,
     )
+
+
+def _check_whole(path: str | Path, present: float, duration: float) -> None:
+    """Raises AudioError where clearly less sound is there than its transcript is of."""
+    if duration - present > max(0.1, 0.05 * duration):
+        raise AudioError(f"{path}: it has {present:.2f} s of the {duration:.2f} s that it should have")
 
 
 def fetch(url: str, first: int | None = None, end: int | None = None) -> bytes:
