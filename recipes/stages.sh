@@ -53,7 +53,7 @@ begin() {
   if [ -e "$out/.done/$1" ] || [ -e "$out/.stale/$1" ]; then
     if [ -e "$out/.trained/$1" ]; then
       while read -r folder; do # with what was chosen for the model that goes
-        rm -rf "$folder"/{checkpoints,tensorboard,model/decoding.json,model/lm}
+        rm -rf "$out$folder"/{checkpoints,tensorboard,model/decoding.json,model/lm}
       done < "$out/.trained/$1"
     fi
     rm -f "$out"/.{done,stale,trained}/"$1"
@@ -74,11 +74,11 @@ finish() {
   current=''
 }
 
-# run COMMAND FOLDER OPTION...: a training in FOLDER; goes on where it was interrupted
+# run COMMAND FOLDER OPTION...: a training in FOLDER, $out or below it; goes on where it was interrupted
 run() {
   local resume=false
   [ ! -e "$2/checkpoints/last.ckpt" ] || resume=true
-  echo "$2" >> "$out/.trained/$current"
+  echo "${2#"$out"}" >> "$out/.trained/$current" # within $out, which may be copied or moved
   python -m "$1" "${@:3}" "out=$2" "resume=$resume"
 }
 

@@ -1,5 +1,7 @@
 """Which stages a recipe runs, and how it goes on: AN4's, with a stand-in for the commands that it calls."""
 
+import shutil
+
 import pytest
 
 from tests.recipes.conftest import run_recipe
@@ -69,6 +71,13 @@ def test_what_was_tuned_for_the_model_before_goes_with_it(recipe, tmp_path):
     (model / "decoding.json").touch()
     recipe("--stage", "2")
     assert not list(model.iterdir())
+
+
+def test_a_folder_that_was_copied_is_done_again_by_itself(recipe, tmp_path):
+    recipe()
+    shutil.copytree(tmp_path / "exp" / "an4", tmp_path / "exp" / "variant")
+    assert recipe("--out", "exp/variant", "--stage", "2") == (0, ["resume=false"])
+    assert (tmp_path / "exp" / "an4" / "first" / "checkpoints" / "last.ckpt").exists()
 
 
 def test_what_was_trained_on_data_that_are_made_again_is_trained_anew(recipe, tmp_path):
