@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -20,7 +22,18 @@ from asr.resources import resource
 from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
 
 OPTIONS = "config.yaml"  # in the folder of a training: the options that it was started with
-SHAPE = ("model.", "tokenizer.", "features.")  # options that a training cannot be resumed without
+# options that a training cannot be resumed without: they decide the shape of what is trained, or of the optimiser
+SHAPE = (
+    "model.",
+    "tokenizer",
+    "features.",
+    "masked_prediction.code",
+    "new_tokenizer",
+    "freeze_layers",
+    "optimizer.kind",
+)
+VARYING = ("model.safetensors", "decoding.json", "README.md")  # what models of one kind need not have in common
+ORIGINS = ("tokenizer", "init_from", "init_decoder_from")  # folders, which may have moved
 
 
 def register() -> None:
@@ -68,7 +81,12 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
             fail(command, error)
 
     register()
-    hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name=config_name)(run)()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # it lets errors through, and prints none itself
+    try:
+        hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name=config_name)(run)()
+    except HydraException as error:  # what was typed could not be composed
+        typed = f"{error.override}: " if isinstance(error, OverrideParseException) else ""
+        fail(command, typed + " ".join(str(error).partition("full_key:")[0].split()))
 
 
 def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]) -> DictConfig:
@@ -87,10 +105,28 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
         if name in ("model", "experiment"):
             continue
         before, now = OmegaConf.select(options, name), OmegaConf.select(composed, name)
-        if name.startswith(SHAPE) and name != "model.dropout" and before != now:
+        if name in ORIGINS and isinstance(now, str):
+            changed = not _alike(before, now)
+        else:
+            changed = name.startswith(SHAPE) and name != "model.dropout" and before != now
+        if changed:
             raise ValueError(f"resume=true: {name} is {before} in the training that is to be resumed, not {now}")
         OmegaConf.update(resumed, name, now)
     return resumed
+
+
+def _alike(before: str, now: str) -> bool:
+    """Whether two folders hold the same kind of model, with the same tokenizer; one that is no more is believed."""
+    if before == now or not before or not now:
+        return before == now
+    folders = [Path(before), Path(now)]
+    if not all(folder.is_dir() for folder in folders):
+        return True
+    described = [
+        {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name not in VARYING}
+        for folder in folders
+    ]
+    return described[0] == described[1]
 
 
 def _writable(config: object) -> DictConfig:

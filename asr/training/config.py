@@ -12,6 +12,14 @@ from asr.model.best_rq import MaskedPredictionConfig
 from asr.model.config import ModelConfig
 from asr.text.normalizer import get_normalizer
 
+PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")  # Lightning's names
+EXPORTS = ("float32", "float16")
+
+
+def _check_choice(option: str, chosen: str, choices: tuple[str, ...]) -> None:
+    if chosen not in choices:
+        raise ValueError(f"{option}: {chosen!r} is not one of {', '.join(choices)}")
+
 
 @dataclass
 class SoundConfig:
@@ -63,8 +71,7 @@ class TokenizerConfig:
     vocab_size: int = 500  # of bpe, four special symbols included
 
     def __post_init__(self):
-        if self.kind not in ("char", "bpe"):
-            raise ValueError(f"tokenizer.kind: {self.kind!r} is not one of char, bpe")
+        _check_choice("tokenizer.kind", self.kind, ("char", "bpe"))
 
 
 @dataclass
@@ -107,10 +114,12 @@ class OptimizerConfig:
     clip: float = 5.0  # largest norm of the gradient
 
     def __post_init__(self):
-        if self.kind not in ("adamw", "muon"):
-            raise ValueError(f"optimizer.kind: {self.kind!r} is not one of adamw, muon")
-        if self.schedule not in ("cosine", "inverse_sqrt"):
-            raise ValueError(f"optimizer.schedule: {self.schedule!r} is not one of cosine, inverse_sqrt")
+        _check_choice("optimizer.kind", self.kind, ("adamw", "muon"))
+        _check_choice("optimizer.schedule", self.schedule, ("cosine", "inverse_sqrt"))
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optimizer.betas are two numbers in [0, 1), not {self.betas}")
+        if self.weight_decay < 0:
+            raise ValueError("optimizer.weight_decay must not be negative")
         if self.lr <= 0 or self.warmup < 0 or self.clip <= 0:
             raise ValueError("optimizer.lr and optimizer.clip must be positive, optimizer.warmup not negative")
 
@@ -122,11 +131,11 @@ class RunConfig:
     epochs: int = 40
     validate_every: int = 1  # epochs
     export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
-    precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
+    precision: str = "auto"  # one of PRECISIONS; auto: bf16-mixed where the hardware has it
     compile: bool = False  # the layers, by torch.compile: for long trainings on a GPU; a CPU is slower with it
     devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
     nodes: int = 1  # machines
-    strategy: str = "auto"  # how they work together: ddp, fsdp (each keeps a share of the weights), Lightning's others
+    strategy: str = "auto"  # how they work together: ddp, or fsdp (each keeps a share of the weights); auto: ddp
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
     wandb: str = ""  # project of Weights & Biases that gets the curves, too; none: TensorBoard alone
     seed: int = 1
@@ -138,7 +147,9 @@ class RunConfig:
             raise ValueError("epochs and validate_every must be at least 1")
         if self.save_minutes < 0 or self.devices < 0 or self.nodes < 1:
             raise ValueError("save_minutes and devices must not be negative, nodes at least 1")
-        _check_export(self.export)
+        _check_choice("strategy", self.strategy, ("auto", "ddp", "fsdp"))
+        _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("export", self.export, EXPORTS)
 
 
 @dataclass(kw_only=True)
@@ -193,11 +204,6 @@ def _check_shares(config: TrainConfig | PretrainConfig) -> None:
         raise ValueError("optimizer.kind=muon takes whole matrices, of which strategy=fsdp leaves each process a share")
 
 
-def _check_export(name: str) -> None:
-    if name not in ("float32", "float16"):
-        raise ValueError(f"export: {name!r} is not one of float32, float16")
-
-
 @dataclass(kw_only=True)
 class PretrainConfig(RunConfig):
     """The training of an encoder without transcripts; `python -m asr.pretrain --cfg job` shows it composed."""
@@ -248,7 +254,7 @@ class LMTrainConfig:
     label_smoothing: float = 0.0
     epochs: int = 2
     export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
-    precision: str = "auto"  # auto: bf16 where the hardware has it; else a name that Lightning knows
+    precision: str = "auto"  # one of PRECISIONS; auto: bf16-mixed where the hardware has it
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
     seed: int = 1
     out: str = "exp/lm"  # checkpoints, TensorBoard and the model
@@ -259,4 +265,5 @@ class LMTrainConfig:
             raise ValueError("epochs must be at least 1, label_smoothing lies in [0, 1)")
         if self.model.attention_window:
             raise ValueError("model.attention_left and model.attention_right are an encoder's")
-        _check_export(self.export)
+        _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("export", self.export, EXPORTS)

@@ -65,8 +65,18 @@ class Optimized(L.LightningModule):
         *sums, weight = self.trainer.strategy.reduce(self.dev_sums, reduce_op="sum")
         self.log_dict({name: (total / weight).float() for name, total in zip(self.dev_means, sums, strict=True)})
 
-    def on_train_start(self) -> None:  # an epoch that is resumed does not start
-        self.on_train_epoch_start()
+    def on_train_start(self) -> None:
+        self._take_settings()
+        self.on_train_epoch_start()  # an epoch that is resumed does not start
+
+    def _take_settings(self) -> None:
+        """What the options say now; the state of an optimiser that is resumed says what they said before."""
+        settings, scheduler = self.settings, self.lr_schedulers()
+        scheduler.base_lrs = [settings.lr] * len(scheduler.base_lrs)
+        lr = settings.lr * rate(scheduler.last_epoch, settings, self.updates)
+        for group in scheduler.optimizer.param_groups:
+            decay = settings.weight_decay if any(p.ndim > 1 for p in group["params"]) else 0.0
+            group.update(initial_lr=settings.lr, lr=lr, betas=tuple(settings.betas), weight_decay=decay)
 
     def on_train_epoch_start(self) -> None:
         if self.trainer.current_epoch == self.trainer.max_epochs - 1:  # whatever validate_every, the last one counts

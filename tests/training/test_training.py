@@ -24,7 +24,7 @@ from asr.model.transformer import Transformer
 from asr.resources import resource
 from asr.training.averaging import best_checkpoints
 from asr.training.building import build_model, build_tokenizer
-from asr.training.config import DataConfig, TrainConfig
+from asr.training.config import DataConfig, LMTrainConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.resuming import Latest
 from asr.training.run import train
@@ -234,6 +234,62 @@ def test_a_training_is_not_resumed_with_another_model(corpus, tmp_path):
         assert done.stderr.decode().strip() == (
             f"asr.train: resume=true: model.d_model is 32 in the training that is to be resumed, not {width}"
         )
+
+
+@pytest.mark.parametrize("typed", ["init_from=B", "optimizer.kind=muon", "freeze_layers=1", "new_tokenizer=true"])
+def test_a_training_is_not_resumed_from_another_beginning(tmp_path, typed):
+    for name, width in (("a", 32), ("b", 64), ("like_a", 32)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"d_model": {width}}}')
+    before = options(tmp_path, tmp_path / "exp", f"init_from={tmp_path / 'a'}")
+    (tmp_path / "exp").mkdir()
+    OmegaConf.save(before, tmp_path / "exp" / OPTIONS)
+    typed = typed.replace("B", str(tmp_path / "b"))
+
+    def resume(*words: str):
+        with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+            composed = compose("train", [f"out={tmp_path / 'exp'}", *words])
+        return build_config(_with_saved_options(composed, TrainConfig, list(words)))
+
+    with pytest.raises(ValueError, match=f"resume=true: {typed.split('=')[0]} is .* in the training"):
+        resume(typed)
+    assert resume(f"init_from={tmp_path / 'like_a'}").init_from == str(tmp_path / "like_a")
+    (tmp_path / "a").rename(tmp_path / "moved")
+    assert resume(f"init_from={tmp_path / 'moved'}").init_from == str(tmp_path / "moved")
+
+
+def test_a_language_model_is_not_resumed_with_another_tokenizer(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sentencepiece.model").write_text(name)
+    OmegaConf.save({"tokenizer": str(tmp_path / "a")}, tmp_path / OPTIONS)
+    typed = [f"tokenizer={tmp_path / 'b'}"]
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        composed = compose("train_lm", [f"out={tmp_path}", *typed])
+    with pytest.raises(ValueError, match="resume=true: tokenizer is .*a in the training"):
+        _with_saved_options(composed, LMTrainConfig, typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        ("foo=1", "Could not override 'foo'"),
+        ("epochs=abc", "epochs=abc"),
+        ("data.train=x.jsonl", "data.train=x.jsonl"),
+        ("experiment=nope", "experiment/nope"),
+        ("model=huge", "model/huge"),
+        ("epochs=[", "epochs=["),
+        ("precision=bf16-true", "precision: 'bf16-true' is not one of auto, 32-true"),
+        ("strategy=deepspeed", "strategy: 'deepspeed' is not one of auto, ddp, fsdp"),
+        ("optimizer.betas=[0.9]", "optimizer.betas are two"),
+        ("optimizer.weight_decay=-1", "optimizer.weight_decay"),
+    ],
+)
+def test_a_mistyped_option_is_one_line_and_code_two(tmp_path, typed, named):
+    done = call("asr.train", f"out={tmp_path / 'exp'}", typed)
+    assert done.returncode == 2 and not (tmp_path / "exp").exists()
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("asr.train: ") and named in line
 
 
 def test_what_is_typed_anew_counts_more_than_what_a_training_was_begun_with(corpus, tmp_path):
