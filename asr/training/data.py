@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 from lhotse import CutSet, MonoCut
@@ -92,6 +92,9 @@ class SoundData(ResumableData):
 
     def train_dataloader(self) -> DataLoader:
         return self._loader(self.resumable(self._train_sampler(), self.seed), self.config.speeds, self.buckets)
+
+    def batches_by(self) -> list[float]:
+        return [len(self.train_cuts), *chain.from_iterable(self.buckets)]
 
     def batches_per_epoch(self) -> int:
         """How many batches the first epoch has, over all processes; later epochs differ by a few."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -66,7 +65,7 @@ class PerplexityLine(EpochTimer):
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: LanguageModelTraining) -> None:
         took, left = self.took_and_left(trainer)
-        perplexity = math.exp(trainer.callback_metrics["dev/loss"])
+        perplexity = trainer.callback_metrics["dev/loss"].exp()
         epoch, rate = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", self.tokens / took
         logger.info("%s: dev perplexity %.2f; %.0f tokens a second, %.1f min left", epoch, perplexity, rate, left)
 
@@ -89,7 +88,8 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     logger.info("%d lines, %.1f M tokens, %.1f M parameters", len(data.train_lines), data.tokens / 1e6, parameters)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     module.load_state_dict(average_checkpoints(best_checkpoints(Path(config.out))[:1], prefix=""))
-    perplexity = math.exp(trainer.validate(module, data, verbose=False)[0]["dev/loss"])
+    trainer.validate(module, data, verbose=False)
+    perplexity = trainer.callback_metrics["dev/loss"].exp().item()
     folder = Path(config.out) / "model"
     if trainer.is_global_zero:
         TextModel(model, recognizer.tokenizer, recognizer.normalizer_name).save(folder, getattr(torch, config.export))

@@ -6,6 +6,7 @@ Random numbers are a function of seed, epoch, process and batch; what a checkpoi
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.callbacks import Checkpoint
 from torch.utils.data import Sampler
+
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 50  # batches between two looks that make devices or processes wait for each other
 
@@ -48,22 +51,38 @@ class Resumable(Sampler):
 class ResumableData(L.LightningDataModule):
     """Data whose checkpoints hold the place in the epoch."""
 
-    done = (0, 0)
+    done = (-1, 0)  # an epoch, and how many of its batches
+    were: list[float] | None = None  # the batches then, by what decides them
+    seed: int
 
     def resumable(self, batches: Sampler, seed: int) -> Resumable:
         """The training's batches, from the place on at which a checkpoint was made."""
+        loop = self.trainer.fit_loop
+        epoch = loop.epoch_progress.current.processed
+        if self.done[0] == epoch and self.were != self._are():
+            logger.warning(
+                "epoch %d begins anew: its batches are not those of which %d were done", epoch + 1, self.done[1]
+            )
+            self.done = epoch, 0
+            loop.epoch_loop.batch_progress.current.reset()
         resumable = Resumable(batches, seed, self.trainer.global_rank, self.done)
-        # Lightning sets it too late for the first epoch after a resume
-        resumable.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
+        resumable.set_epoch(epoch)  # Lightning sets it too late for the first epoch after a resume
         return resumable
 
-    def state_dict(self) -> dict[str, int]:
+    def batches_by(self) -> list[float]:
+        """What decides which batches an epoch has, beside its seed and the number of processes."""
+        raise NotImplementedError
+
+    def _are(self) -> list[float]:
+        return [self.seed, self.trainer.world_size, *self.batches_by()]
+
+    def state_dict(self) -> dict[str, Any]:
         loop = self.trainer.fit_loop
         batches = loop.epoch_loop.batch_progress.current.completed
-        return {"epoch": loop.epoch_progress.current.ready - 1, "batches": batches}
+        return {"epoch": loop.epoch_progress.current.ready - 1, "batches": batches, "by": self._are()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.done = state["epoch"], state["batches"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done, self.were = (state["epoch"], state["batches"]), state["by"]
 
 
 class Latest(Checkpoint):

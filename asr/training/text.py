@@ -55,6 +55,9 @@ class TextData(ResumableData):
         batches = self._train_batches(self.trainer.global_rank, self.trainer.world_size)
         return DataLoader(Lines(self.train_lines), sampler=self.resumable(batches, self.seed), batch_size=None)
 
+    def batches_by(self) -> list[float]:
+        return [len(self.train_lines), self.tokens, self.config.batch_tokens]
+
     def _train_batches(self, rank: int, world_size: int) -> Batches:
         return Batches(self.train_lines, self.config.batch_tokens // world_size, self.seed, rank, world_size)
 

@@ -61,6 +61,11 @@ def test_it_learns_the_language_and_is_found_in_its_folder(trained, tiny_model):
         train_language_model(config)
 
 
+def test_a_perplexity_beyond_all_numbers_is_infinite(config):
+    optimizer = replace(config.optimizer, lr=1000.0, warmup=1, clip=1e9)
+    assert train_language_model(replace(config, epochs=2, optimizer=optimizer))[1] == math.inf
+
+
 def test_it_takes_part_in_the_search(trained, tiny_model, noise_is_heard):
     _, folder, _ = trained
     sound = torch.randn(16_000).numpy() * 0.1

@@ -82,6 +82,41 @@ def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
         assert (before | losses)[place] == pytest.approx(loss, abs=1e-6), place
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_training_goes_on_at_the_rate_that_is_asked_for_now(corpus, tmp_path, optimizer):
+    common = [f"optimizer.kind={optimizer}", "optimizer.schedule=inverse_sqrt"]
+    train(options(corpus, tmp_path, "epochs=1", *common))
+    before = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    changed = ["optimizer.lr=1e-7", "optimizer.weight_decay=0.5", "optimizer.betas=[0.8,0.9]"]
+    train(options(corpus, tmp_path, "epochs=2", *common, *changed, "resume=true"))
+    after = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert after["global_step"] > before["global_step"]
+    groups = after["optimizer_states"][0]["param_groups"]
+    assert all(0 < group["lr"] <= 1e-7 and list(group["betas"]) == [0.8, 0.9] for group in groups)
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.5}
+    for name, weight in before["state_dict"].items():
+        torch.testing.assert_close(after["state_dict"][name], weight, atol=1e-5, rtol=1e-5)
+
+
+def test_an_epoch_whose_batches_are_others_now_begins_anew(corpus, tmp_path, losses, monkeypatch, caplog):
+    settings = ["epochs=2", "save_minutes=0"]
+    with monkeypatch.context() as patch:
+        save = Latest.on_train_batch_start
+
+        def killed(self, trainer, module, batch, batch_idx):
+            save(self, trainer, module, batch, batch_idx)
+            if (trainer.current_epoch, batch_idx) == (1, 3):
+                raise KeyboardInterrupt
+
+        patch.setattr(Latest, "on_train_batch_start", killed)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            train(options(corpus, tmp_path, *settings))
+    losses.clear()
+    train(options(corpus, tmp_path, *settings, "data.batch_seconds=15", "data.global_batch_seconds=15", "resume=true"))
+    assert "begins anew" in caplog.text
+    assert sorted(losses) == [(1, i) for i in range(len(losses))] and losses
+
+
 def test_a_checkpoint_that_could_not_be_written_leaves_the_last_one_whole(tmp_path):
     class Full:
         """A trainer on a full disk."""
