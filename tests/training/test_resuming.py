@@ -3,6 +3,7 @@ import os
 import pytest
 import torch
 
+from asr.training.config import TrainConfig
 from asr.training.module import SpeechTraining
 from asr.training.resuming import Latest, Resumable, step_seed
 from asr.training.run import train
@@ -52,6 +53,21 @@ def losses(monkeypatch) -> dict[tuple[int, int], float]:
     return found
 
 
+def train_until_killed(config: TrainConfig, place: tuple[int, int], monkeypatch) -> None:
+    """To just before the batch at `place`: epoch and number."""
+    start = Latest.on_train_batch_start
+
+    def killed(self, trainer, module, batch, batch_idx):
+        start(self, trainer, module, batch, batch_idx)
+        if (trainer.current_epoch, batch_idx) == place:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Latest, "on_train_batch_start", killed)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            train(config)
+
+
 @pytest.mark.parametrize(("accumulated", "optimizer"), [(1, "adamw"), (2, "adamw"), (1, "muon")])
 def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
     corpus, tmp_path, losses, monkeypatch, accumulated, optimizer
@@ -62,17 +78,7 @@ def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
     whole = dict(losses)
     losses.clear()
 
-    with monkeypatch.context() as patch:
-        kill = Latest.on_train_batch_start
-
-        def killed(self, trainer, module, batch, batch_idx):
-            kill(self, trainer, module, batch, batch_idx)
-            if (trainer.current_epoch, batch_idx) == (1, 3):
-                raise KeyboardInterrupt
-
-        patch.setattr(Latest, "on_train_batch_start", killed)
-        with pytest.raises((KeyboardInterrupt, SystemExit)):
-            train(options(corpus, tmp_path / "parts", *settings))
+    train_until_killed(options(corpus, tmp_path / "parts", *settings), (1, 3), monkeypatch)
     before = dict(losses)
     losses.clear()
     train(options(corpus, tmp_path / "parts", *settings, "resume=true"))
@@ -100,17 +106,7 @@ def test_a_training_goes_on_at_the_rate_that_is_asked_for_now(corpus, tmp_path, 
 
 def test_an_epoch_whose_batches_are_others_now_begins_anew(corpus, tmp_path, losses, monkeypatch, caplog):
     settings = ["epochs=2", "save_minutes=0"]
-    with monkeypatch.context() as patch:
-        save = Latest.on_train_batch_start
-
-        def killed(self, trainer, module, batch, batch_idx):
-            save(self, trainer, module, batch, batch_idx)
-            if (trainer.current_epoch, batch_idx) == (1, 3):
-                raise KeyboardInterrupt
-
-        patch.setattr(Latest, "on_train_batch_start", killed)
-        with pytest.raises((KeyboardInterrupt, SystemExit)):
-            train(options(corpus, tmp_path, *settings))
+    train_until_killed(options(corpus, tmp_path, *settings), (1, 3), monkeypatch)
     losses.clear()
     train(options(corpus, tmp_path, *settings, "data.batch_seconds=15", "data.global_batch_seconds=15", "resume=true"))
     assert "begins anew" in caplog.text
