@@ -96,7 +96,7 @@ splice() {
 
 # language_model TEXT: of the tokens of the model in $out
 language_model() {
-  run asr.train_lm "$out/lm" "tokenizer=$out/model" "data.train=[$1]" export=float16
+  run asr.train_lm "$out/lm" "tokenizer=$out/model" "data.train=[$1]" epochs=3 optimizer.kind=muon export=float16
 }
 
 # wer CUTS [OPTION...] of the model in $out, or another: "1.23 % (... substitutions, ...)"
