@@ -86,4 +86,4 @@ def test_the_corpus_is_not_overwritten(tmp_path, monkeypatch, capsys, options):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         align.main([str(tmp_path / "cuts.jsonl.gz"), *options])
-    assert "is the corpus" in capsys.readouterr().err
+    assert "would be written over what is read" in capsys.readouterr().err
