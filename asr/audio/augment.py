@@ -1,4 +1,5 @@
-"""Augmentation on the fly: speed (Ko et al. 2015) on waveforms, SpecAugment (Park et al. 2019) on features."""
+"""Augmentation on the fly: speed (Ko et al. 2015) on waveforms, vocal tracts of other lengths (VTLP, Jaitly & Hinton
+2013) and SpecAugment (Park et al. 2019) on features."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from asr.audio._torchaudio import functional
+from asr.audio.reading import SAMPLE_RATE
+
+FORMANTS_END = 4800.0  # Hz, up to which a vocal tract's length scales frequencies; above, they are bent back
 
 
 @dataclass(frozen=True)
@@ -16,23 +20,35 @@ class SpecAugmentConfig:
     freq_width: int = 27  # F: widest frequency mask, in bands
     time_masks: int = 5
     time_ratio: float = 0.05  # widest time mask, as a part of the utterance
+    # vocal tracts between 1 - so much and 1 + so much times as long, one an utterance; of features.kind=log_mel
+    vocal_tract: float = 0.0
 
     def __post_init__(self):
+        if not 0 <= self.vocal_tract <= 0.5:
+            raise ValueError(f"spec_augment.vocal_tract: {self.vocal_tract} does not lie in [0, 0.5]")
         if min(self.freq_masks, self.freq_width, self.time_masks) < 0 or not 0 <= self.time_ratio <= 1:
             raise ValueError("spec_augment: counts and widths must not be negative, time_ratio lies in [0, 1]")
 
 
 class SpecAugment(nn.Module):
-    """Zeroes bands and stretches of normalised features (zero is their mean). Each utterance has masks of its own."""
+    """Changes the vocal tract's length, then zeroes bands and stretches of normalised features (zero is their mean).
+    Each utterance has a length and masks of its own."""
 
-    def __init__(self, config: SpecAugmentConfig):
+    def __init__(self, config: SpecAugmentConfig, hertz: Tensor | None = None):
+        """`hertz (d,)`: the middle of each band. Raises ValueError where vocal tracts are to change without it."""
         super().__init__()
+        if config.vocal_tract and hertz is None:
+            raise ValueError("spec_augment.vocal_tract scales the frequencies of features.kind=log_mel alone")
         self.config = config
+        self.register_buffer("hertz", hertz, persistent=False)
 
     def forward(self, X: Tensor, X_lens: Tensor) -> Tensor:
-        """X `(B, T, d)`, X_lens `(B,)` -> X with masks; time masks are measured on each utterance's own length."""
+        """X `(B, T, d)`, X_lens `(B,)` -> X changed; time masks are measured on each utterance's own length."""
         B, T, d = X.shape
         config = self.config
+        if config.vocal_tract:
+            lengths = 1 + config.vocal_tract * (2 * torch.rand(B, device=X.device) - 1)
+            X = change_vocal_tract(X, self.hertz, lengths)
         all_bands = torch.full((B,), d, device=X.device)
         bands = self._spans(all_bands, torch.full_like(all_bands, config.freq_width), config.freq_masks, d)
         frames = self._spans(X_lens, (X_lens * config.time_ratio).long(), config.time_masks, T)
@@ -48,6 +64,20 @@ class SpecAugment(nn.Module):
         position = torch.arange(size, device=lens.device)
         inside = (position >= start[..., None]) & (position < (start + width)[..., None])
         return inside.any(dim=1)
+
+
+def change_vocal_tract(X: Tensor, hertz: Tensor, lengths: Tensor) -> Tensor:
+    """X `(B, T, d)`, whose bands lie at `hertz (d,)`, as of vocal tracts `lengths (B,)` times as long: a resonance at
+    f is then at f / length, up to `FORMANTS_END`; above, frequencies are bent so that half the sample rate stays where
+    it is. Between two bands values are interpolated."""
+    nyquist, lengths = SAMPLE_RATE / 2, lengths[:, None]
+    end = FORMANTS_END * lengths.clamp(max=1)  # of what is scaled: before and, divided by the length, after
+    bent = nyquist - (nyquist - end) / (nyquist - end / lengths) * (nyquist - hertz)
+    source = torch.where(hertz <= end / lengths, hertz * lengths, bent)  # (B, d): where a band's value comes from
+    above = torch.searchsorted(hertz, source).clamp(1, len(hertz) - 1)
+    share = ((source - hertz[above - 1]) / (hertz[above] - hertz[above - 1])).clamp(0, 1)
+    above = above[:, None].expand(X.shape)
+    return torch.lerp(X.gather(2, above - 1), X.gather(2, above), share[:, None].to(X.dtype))
 
 
 def change_speed(samples: Tensor, lens: Tensor, factor: float) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ Whisper's features, which pad, and Kaldi's are there for the models that were tr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from asr.audio._torchaudio import kaldi, transforms
 from asr.audio.reading import SAMPLE_RATE
 
 LOG_FLOOR = 1e-6
+LOWEST_HERTZ = 20.0  # of log_mel
 SMALLEST_STD = 1e-3
 KINDS = ("log_mel", "whisper", "kaldi", "matrix", "text")
 NORMALIZATIONS = ("global", "utterance", "cmvn")
@@ -71,10 +73,19 @@ class FrontEnd(nn.Module):
         if config.kind in ("log_mel", "whisper"):
             whisper = config.kind == "whisper"
             self.stft = transforms.Spectrogram(self.window, hop_length=self.hop, power=None, center=whisper)
-            scale = {"f_min": 0.0, "norm": "slaney", "mel_scale": "slaney"} if whisper else {"f_min": 20.0}
+            scale = {"f_min": 0.0, "norm": "slaney", "mel_scale": "slaney"} if whisper else {"f_min": LOWEST_HERTZ}
             self.mel_scale = transforms.MelScale(config.dim, SAMPLE_RATE, n_stft=self.window // 2 + 1, **scale)
             for owner, name in ((self.stft, "window"), (self.mel_scale, "fb")):  # derived from the config: not saved
                 owner._non_persistent_buffers_set.add(name)
+
+    @property
+    def hertz(self) -> Tensor | None:
+        """The middle of each band of log_mel, `(d,)`; None for the other kinds."""
+        if self.config.kind != "log_mel":
+            return None
+        low, high = (2595 * math.log10(1 + hertz / 700) for hertz in (LOWEST_HERTZ, SAMPLE_RATE / 2))
+        mel = torch.linspace(low, high, self.config.dim + 2, device=self.mean.device)[1:-1]
+        return 700 * (10 ** (mel / 2595) - 1)
 
     def forward(self, inputs: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
         """`inputs` `(B, N)` samples or `(B, T, d)`, `lens` `(B,)` in samples or frames -> X `(B, T, d)`, X_lens."""

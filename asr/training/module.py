@@ -29,7 +29,7 @@ class SpeechTraining(Optimized):
         self.config = config
         self.model = model
         self.distortion = Distortion(config.distortion)
-        self.spec_augment = SpecAugment(config.spec_augment)
+        self.spec_augment = SpecAugment(config.spec_augment, model.front_end.hertz)
         self.references: list[str] = []
         self.hypotheses: list[str] = []
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from asr.audio.augment import SpecAugment, SpecAugmentConfig, change_speed
+from asr.audio.augment import SpecAugment, SpecAugmentConfig, change_speed, change_vocal_tract
+from asr.audio.features import FeatureConfig, FrontEnd
 
 
 def test_spec_augment_changes_its_input():
@@ -45,3 +46,45 @@ def test_an_utterance_is_played_alike_alone_and_in_a_batch(factor):
     assert lens[1] == alone_lens[0] == alone.shape[1]
     torch.testing.assert_close(played[1, : lens[1]], alone[0])
     assert not played[1, lens[1] :].any()
+
+
+HERTZ = FrontEnd(FeatureConfig()).hertz
+
+
+def test_a_longer_vocal_tract_resonates_lower():
+    tone = torch.sin(2 * torch.pi * 1500 * torch.arange(16_000) / 16_000)
+    X, _ = FrontEnd(FeatureConfig()).extract(tone.expand(3, -1), torch.full((3,), 16_000))
+    changed = change_vocal_tract(X, HERTZ, torch.tensor([0.9, 1.0, 1.1]))
+    torch.testing.assert_close(changed[1], X[1])
+    loudest = HERTZ[changed[:, 50].argmax(dim=1)]
+    torch.testing.assert_close(loudest, 1500 / torch.tensor([0.9, 1.0, 1.1]), rtol=0.02, atol=0)
+
+
+def test_frequencies_are_scaled_to_4800_hertz_and_bent_from_there_to_half_the_sample_rate():
+    """Jaitly and Hinton (2013), equation 1: of a feature that is each band's own frequency."""
+    X = HERTZ.expand(2, 1, -1)
+    short, long = change_vocal_tract(X, HERTZ, torch.tensor([0.8, 1.25]))[:, 0]
+    inside = (HERTZ < 4800 / 1.25) & (HERTZ > 60)  # lower ones would come from below the lowest band
+    torch.testing.assert_close(short[inside], 0.8 * HERTZ[inside])
+    torch.testing.assert_close(long[inside], 1.25 * HERTZ[inside])
+    f = HERTZ[-5]
+    torch.testing.assert_close(short[-5], 8000 - (8000 - 3840) / (8000 - 4800) * (8000 - f))
+    torch.testing.assert_close(long[-5], 8000 - (8000 - 4800) / (8000 - 3840) * (8000 - f))
+
+
+def test_each_utterance_has_a_vocal_tract_and_padding_stays_zero():
+    X = torch.randn(8, 1, 80).repeat(1, 20, 1)
+    X[:, 15:] = 0.0
+    config = SpecAugmentConfig(freq_masks=0, time_masks=0, vocal_tract=0.1)
+    changed = SpecAugment(config, HERTZ)(X, torch.full((8,), 15))
+    assert not changed[:, 15:].any()
+    torch.testing.assert_close(changed[:, 0], changed[:, 14])
+    assert all((changed[i, 0] - X[i, 0]).abs().max() > 0.1 for i in range(8))
+
+
+def test_what_has_no_frequencies_has_no_vocal_tract():
+    matrices = FrontEnd(FeatureConfig(kind="matrix"))
+    with pytest.raises(ValueError, match="spec_augment.vocal_tract .* features.kind=log_mel"):
+        SpecAugment(SpecAugmentConfig(vocal_tract=0.1), matrices.hertz)
+    with pytest.raises(ValueError, match="vocal_tract: 0.7 does not lie"):
+        SpecAugmentConfig(vocal_tract=0.7)
