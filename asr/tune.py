@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 AXES = {
     "ctc_weight": "--ctc-weights",
     "lm_weight": "--lm-weights",
+    "ilm_weight": "--ilm-weights",
     "ngram_weight": "--ngram-weights",
     "length_bonus": "--length-bonuses",
 }

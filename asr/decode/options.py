@@ -18,6 +18,8 @@ class DecodeOptions:
     beam_size: int = 10  # hypotheses kept at each step, per utterance
     ctc_weight: float = 0.3  # share of the CTC prefix score; the attention has the rest
     lm_weight: float = 0.3  # of the language model's log-probability, added; where there is a language model
+    # of the decoder's internal language model, subtracted; where there is a language model to take its place
+    ilm_weight: float = 0.0
     ngram_weight: float = 0.3  # of the n-gram model's, which rescores what the search found; where there is one
     length_bonus: float = 0.0  # added to the score for each token
     max_repeats: int = 8  # times that a block of tokens may stand in a row: a loop ends there
@@ -35,7 +37,7 @@ class DecodeOptions:
             raise ValueError(f"ctc_weight must lie in [0, 1], not {self.ctc_weight}")
         if self.strategy == "rescore" and not self.ctc_weight:
             raise ValueError("strategy rescore takes its n-best from CTC: ctc_weight must be above 0")
-        for name in ("lm_weight", "ngram_weight"):
+        for name in ("lm_weight", "ilm_weight", "ngram_weight"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.max_repeats < 2:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from asr.decode.beam import BeamSearch
+from asr.decode.beam import BeamSearch, without_memory
 from asr.decode.ctc import ctc_greedy
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.model.language_model import LanguageModel
@@ -40,6 +40,8 @@ def search_memory(
 ) -> list[list[Hypothesis]]:
     """`search` from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
     check_options(model, options)
+    if language_model is None or not options.lm_weight:
+        options = replace(options, ilm_weight=0.0)
     if options.strategy == "greedy":
         options, language_model = replace(options, beam_size=1, ctc_weight=0.0), None
     elif options.strategy == "ctc":
@@ -78,13 +80,16 @@ def _rescored(
     first = replace(first, lm_weight=options.lm_weight / w, length_bonus=options.length_bonus / w)
     found = BeamSearch(model, memory, memory_lens, first, language_model).run()
     scores = attention_scores(model, memory, memory_lens, found)
+    internal = scores
+    if options.ilm_weight:
+        internal = attention_scores(model, *without_memory(memory), found)
     rescored = []
-    for hypotheses, attention in zip(found, scores, strict=True):
+    for hypotheses, *parts in zip(found, scores, internal, strict=True):
         best = []
-        for hypothesis, ours in zip(hypotheses, attention, strict=True):
-            score = w * hypothesis.score + (1 - w) * sum(ours)
-            steps = [w * c + (1 - w) * a for c, a in zip(hypothesis.token_scores, ours[:-1], strict=True)]
-            best.append(Hypothesis(hypothesis.tokens, score, steps))
+        for hypothesis, attention, ilm in zip(hypotheses, *parts, strict=True):
+            ours = [(1 - w) * a - options.ilm_weight * i for a, i in zip(attention, ilm, strict=True)]
+            steps = [w * c + a for c, a in zip(hypothesis.token_scores, ours[:-1], strict=True)]
+            best.append(Hypothesis(hypothesis.tokens, w * hypothesis.score + sum(ours), steps))
         rescored.append(sorted(best, key=lambda h: -h.score)[: options.nbest])
     return rescored
 

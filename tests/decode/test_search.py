@@ -55,22 +55,27 @@ def score(model: Transformer, memory, tokens: list[int], ctc_weight: float) -> f
 @pytest.mark.parametrize(
     ("strategy", "ctc_weight"), [("beam", 0.0), ("beam", 0.3), ("beam", 1.0), ("ctc", 1.0), ("rescore", 0.3)]
 )
-@pytest.mark.parametrize("lm_weight", [0.0, 0.7])
+@pytest.mark.parametrize(("lm_weight", "ilm_weight"), [(0.0, 0.0), (0.7, 0.0), (0.7, 0.2), (0.0, 0.2)])
 @torch.inference_mode()
-def test_a_wide_beam_finds_what_exhaustive_search_finds(transformer, language_model, strategy, ctc_weight, lm_weight):
+def test_a_wide_beam_finds_what_exhaustive_search_finds(
+    transformer, language_model, strategy, ctc_weight, lm_weight, ilm_weight
+):
     memory, lens = transformer.encoder(X[1:2, :23], X_LENS[1:2])
     assert lens.item() == 5 and memory.shape[1] == 5
     memory, lens = memory[:, :4], torch.tensor([4])
     every = [list(y) for n in range(5) for y in itertools.product((1, 4, 5, 6), repeat=n)]
 
+    silence, asks_decoder = torch.zeros(1, 1, memory.shape[2]), ctc_weight < 1
+
     def joint(y: list[int]) -> float:
-        lm = total(language_model(torch.tensor([[SOS, *y]]))[0], y)
-        return score(transformer, memory, y, ctc_weight) + lm_weight * lm + 0.5 * len(y)
+        Y = torch.tensor([[SOS, *y]])
+        lm = total(language_model(Y)[0], y)
+        ilm = total(transformer.decoder(Y, silence, torch.tensor([1]))[0], y) if lm_weight and asks_decoder else 0.0
+        return score(transformer, memory, y, ctc_weight) + lm_weight * lm - ilm_weight * ilm + 0.5 * len(y)
 
     scored = sorted(((joint(y), y) for y in every), reverse=True)
-    options = DecodeOptions(
-        strategy, beam_size=256, ctc_weight=ctc_weight, lm_weight=lm_weight, length_bonus=0.5, nbest=3
-    )
+    weights = {"ctc_weight": ctc_weight, "lm_weight": lm_weight, "ilm_weight": ilm_weight, "length_bonus": 0.5}
+    options = DecodeOptions(strategy, beam_size=256, nbest=3, **weights)
     found = search_memory(transformer, memory, lens, options, language_model)[0]
     assert [h.tokens for h in found] == [y for _, y in scored[:3]]
     assert [h.score for h in found] == pytest.approx([s for s, _ in scored[:3]], abs=1e-4)
@@ -196,6 +201,7 @@ def test_an_utterance_without_frames_gives_the_empty_hypothesis(transformer):
         ({"beam_size": 0}, "beam_size"),
         ({"ctc_weight": 2}, "ctc_weight"),
         ({"lm_weight": -1}, "lm_weight"),
+        ({"ilm_weight": -1}, "ilm_weight"),
         ({"max_repeats": 1}, "max_repeats"),
         ({"ctc_window": -1}, "ctc_window"),
         ({"nbest": 11}, "nbest"),
