@@ -296,7 +296,7 @@ def test_tuning_writes_what_the_other_commands_then_do(files):
     done = call("asr.tune", files, *options)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.decode().splitlines()
-    assert lines[0] == "| ctc_weight | lm_weight | ngram_weight | length_bonus | WER % | seconds |"
+    assert lines[0] == "| ctc_weight | lm_weight | ilm_weight | ngram_weight | length_bonus | WER % | seconds |"
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| 0.3", "| 1"]
     assert "expected calibration error" in lines[4]
     assert json.loads((files / "model" / "decoding.json").read_text())["options"]["beam_size"] == 2
