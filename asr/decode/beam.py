@@ -235,7 +235,7 @@ class BeamSearch:
 
     def _done(self, step: int) -> Tensor:
         """Which utterances `(B,)` cannot change their n-best any more: log-probabilities only fall. (Less the internal
-        language model's they may rise; where CTC hears nothing more, they do not.)"""
+        language model's they may rise; no transcript of 225 changed for it, docs/decoding.md.)"""
         best = self.running.scores[:, 0, -1]
         to_come = (self.limit - step).clamp(min=0) * max(self.options.length_bonus, 0.0)
         return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= NEVER)
