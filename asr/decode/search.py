@@ -40,11 +40,11 @@ def search_memory(
 ) -> list[list[Hypothesis]]:
     """`search` from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
     check_options(model, options)
-    if language_model is None or not options.lm_weight:
-        options = replace(options, ilm_weight=0.0)
     if options.strategy == "greedy":
         options, language_model = replace(options, beam_size=1, ctc_weight=0.0), None
-    elif options.strategy == "ctc":
+    if language_model is None or not options.lm_weight:
+        options = replace(options, ilm_weight=0.0)
+    if options.strategy == "ctc":
         if options.beam_size == 1:
             return ctc_greedy(model.ctc_log_probs(memory), memory_lens)
         options = replace(options, ctc_weight=1.0)

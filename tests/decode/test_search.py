@@ -81,6 +81,13 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(
     assert [h.score for h in found] == pytest.approx([s for s, _ in scored[:3]], abs=1e-4)
 
 
+def test_greedy_search_adds_no_language_model_and_subtracts_none(transformer, language_model):
+    options = DecodeOptions("greedy", lm_weight=0.7, ilm_weight=5.0)
+    assert search(transformer, X, X_LENS, options, language_model) == search(
+        transformer, X, X_LENS, DecodeOptions("greedy")
+    )
+
+
 @pytest.mark.parametrize("ctc_weight", [0.0, 0.3, 1.0])
 @torch.inference_mode()
 def test_reported_scores_are_the_models(transformer, ctc_weight):
