@@ -11,6 +11,8 @@ from itertools import groupby
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
@@ -20,7 +22,8 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # takes singular values from 0.003 on to be
 
 
 def orthogonalized(M: Tensor) -> Tensor:
-    """Nearly U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, by Newton and Schulz's iteration in bfloat16."""
+    """Nearly U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, by Newton and Schulz's iteration in bfloat16, which it
+    stays in."""
     a, b, c = QUINTIC
     X = M.bfloat16()
     X = X / torch.linalg.matrix_norm(X, keepdim=True).clamp(min=1e-7)
@@ -31,7 +34,20 @@ def orthogonalized(M: Tensor) -> Tensor:
         else:
             A = X @ X.mT
             X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
-    return X.to(M.dtype)
+    return X
+
+
+def orthogonalized_in_shares(M: Tensor) -> Tensor:
+    """`orthogonalized(M)`, where several processes hold the same `M (n, a, b)`: each does its share of the matrices."""
+    if not dist.is_initialized():
+        return orthogonalized(M)
+    share = -(-len(M) // dist.get_world_size())
+    begin = dist.get_rank() * share
+    mine = M[begin : begin + share]
+    mine = orthogonalized(F.pad(mine, (0, 0, 0, 0, 0, share - len(mine))))
+    of_all = mine.new_empty(dist.get_world_size() * share, *mine.shape[1:])
+    dist.all_gather(list(of_all.split(share)), mine)
+    return of_all[: len(M)]
 
 
 class Muon(torch.optim.AdamW):
@@ -72,7 +88,8 @@ class Muon(torch.optim.AdamW):
         if found_inf is not None:
             G = torch.where(found_inf > 0, M, G)
         M.lerp_(G, 1 - MOMENTUM)
-        updates = orthogonalized(G.lerp_(M, MOMENTUM)) * (0.2 * max(G.shape[1:]) ** 0.5)  # Nesterov's
+        updates = orthogonalized_in_shares(G.lerp_(M, MOMENTUM))  # Nesterov's
+        updates = updates.to(G.dtype) * (0.2 * max(G.shape[1:]) ** 0.5)
         # lr · (update + weight_decay · p), in one pass over all
         sgd(
             matrices,

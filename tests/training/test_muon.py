@@ -1,9 +1,13 @@
 import copy
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing import spawn
 
+import asr.training.muon
 from asr.training.muon import Muon, orthogonalized
 from asr.training.optimized import Optimized
 from asr.training.run import train
@@ -82,6 +86,32 @@ def test_what_is_saved_goes_on_alike():
         give_gradients(its, 1)
         each.step()
     assert all(torch.equal(p, q) for p, q in zip(whole, again, strict=True))
+
+
+def stepped(rank: int, folder: Path) -> None:
+    """Saves where three steps lead, and how many matrices this process orthogonalised in each."""
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    matrices = []
+    asr.training.muon.orthogonalized = lambda M: matrices.append(len(M)) or orthogonalized(M)
+    torch.save((after_three_steps(), matrices), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def after_three_steps() -> list[torch.Tensor]:
+    moved = parameters([*SHAPES, (24, 24)])
+    optimizer = muon(moved, [])
+    for step in range(3):
+        give_gradients(moved, step)
+        optimizer.step()
+    return [p.detach() for p in moved]
+
+
+def test_two_processes_each_orthogonalise_a_share(tmp_path):
+    spawn(stepped, (tmp_path,), nprocs=2)
+    for rank in range(2):
+        moved, matrices = torch.load(tmp_path / f"{rank}.pt")
+        assert matrices == 3 * [2, 1, 1]  # of three, of one and of one
+        torch.testing.assert_close(moved, after_three_steps())
 
 
 def test_a_training_has_it_for_the_layers_matrices_that_learn(corpus, tmp_path, monkeypatch):
