@@ -63,9 +63,9 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     if not last:
         save_tokenizer(tokenizer, out)
     trainer, updates = new_trainer(config, data, _callbacks(config, data, out))
-    if not last and not origin and config.features.takes != "text":
-        set_statistics(model.front_end, data)
     module = SpeechTraining(config, deepcopy(model), updates)
+    if not last and not origin and config.features.takes != "text":
+        set_statistics(module.model.front_end, data)
     logger.info("%s, %s, %s updates", extent(data, model), trainer.precision, updates)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     best = best_checkpoints(out)[: 1 if config.ema else config.average]

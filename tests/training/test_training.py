@@ -425,6 +425,12 @@ def test_distortion_of_what_is_no_sound_is_refused(tmp_path):
         train(options(tmp_path, tmp_path / "exp", *matrix, "distortion.room=0.5"))
 
 
+def test_vocal_tracts_without_frequencies_are_refused_before_any_sound_is_read(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("asr.training.run.set_statistics", lambda *_: pytest.fail("read"))
+    with pytest.raises(ValueError, match=r"spec_augment\.vocal_tract .*log_mel"):
+        train(options(corpus, tmp_path, "features.kind=whisper", "spec_augment.vocal_tract=0.1"))
+
+
 def test_consistency_without_ctc_is_refused(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"loss\.ctc_weight must be positive"):
         options(corpus, tmp_path, "loss.consistency=0.2", "loss.ctc_weight=0")
