@@ -70,17 +70,21 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def best_options(recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[float]]) -> DecodeOptions:
-    """Prints the table of all combinations of `axes` (field of DecodeOptions to values); the best by WER."""
+    """Prints the table of all combinations of `axes` (field of DecodeOptions to values); the best by WER.
+
+    Without a language model nothing is subtracted: a `lm_weight` of 0 goes with an `ilm_weight` of 0 alone."""
     from asr.decode.scoring import transcribe_cuts, word_errors
 
     start, found = recognizer.options, []
     print(f"| {' | '.join(axes)} | WER % | seconds |\n|{' --- |' * (len(axes) + 2)}")
-    for values in itertools.product(*axes.values()):
-        options = recognizer.options = replace(start, **dict(zip(axes, values, strict=True)))
+    combined = (replace(start, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
+    for options in dict.fromkeys(each if each.lm_weight else replace(each, ilm_weight=0.0) for each in combined):
+        recognizer.options = options
         scored = transcribe_cuts(recognizer, cuts)
         wer = word_errors(scored.references, scored.hypotheses).rate
         found.append((wer, len(found), options))
-        print(f"| {' | '.join(f'{value:g}' for value in values)} | {wer:.2f} | {scored.seconds:.1f} |", flush=True)
+        values = " | ".join(f"{getattr(options, name):g}" for name in axes)
+        print(f"| {values} | {wer:.2f} | {scored.seconds:.1f} |", flush=True)
     return min(found)[2]
 
 

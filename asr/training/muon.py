@@ -22,8 +22,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # takes singular values from 0.003 on to be
 
 
 def orthogonalized(M: Tensor) -> Tensor:
-    """Nearly U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, by Newton and Schulz's iteration in bfloat16, which it
-    stays in."""
+    """Nearly U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, by Newton and Schulz's iteration: bfloat16."""
     a, b, c = QUINTIC
     X = M.bfloat16()
     X = X / torch.linalg.matrix_norm(X, keepdim=True).clamp(min=1e-7)
