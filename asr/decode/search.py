@@ -41,9 +41,9 @@ def search_memory(
     """`search` from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
     check_options(model, options)
     if options.strategy == "greedy":
-        options, language_model = replace(options, beam_size=1, ctc_weight=0.0), None
+        options, language_model = replace(options, beam_size=1, ctc_weight=0.0, length_bonus=0.0), None
     if language_model is None or not options.lm_weight:
-        options = replace(options, ilm_weight=0.0)
+        options, language_model = replace(options, ilm_weight=0.0), None
     if options.strategy == "ctc":
         if options.beam_size == 1:
             return ctc_greedy(model.ctc_log_probs(memory), memory_lens)
@@ -73,23 +73,29 @@ def _rescored(
     options: DecodeOptions,
     language_model: LanguageModel | None,
 ) -> list[list[Hypothesis]]:
-    """The n-best of CTC (and the language model), with the decoder's log-probability of each: one pass over all."""
+    """The n-best of CTC (and the language model), with the decoder's log-probability of each: one pass over all.
+
+    CTC has the weight of both in the first pass: the language model and the bonus are as strong beside it as beside the
+    two."""
     w = options.ctc_weight
-    # CTC alone, with the language model and the bonus as strong beside it as they shall be in the sum
-    first = replace(options, ctc_weight=1.0, nbest=options.beam_size)
-    first = replace(first, lm_weight=options.lm_weight / w, length_bonus=options.length_bonus / w)
-    found = BeamSearch(model, memory, memory_lens, first, language_model).run()
+    found = BeamSearch(
+        model, memory, memory_lens, replace(options, ctc_weight=1.0, nbest=options.beam_size), language_model
+    ).run()
     scores = attention_scores(model, memory, memory_lens, found)
-    internal = scores
-    if options.ilm_weight:
-        internal = attention_scores(model, *without_memory(memory), found)
+    nothing = [[[0.0] * len(each) for each in hypotheses] for hypotheses in scores]
+    internal = attention_scores(model, *without_memory(memory), found) if options.ilm_weight else nothing
+    language = nothing if language_model is None else language_scores(language_model, found)
     rescored = []
-    for hypotheses, *parts in zip(found, scores, internal, strict=True):
+    for hypotheses, *parts in zip(found, scores, internal, language, strict=True):
         best = []
-        for hypothesis, attention, ilm in zip(hypotheses, *parts, strict=True):
-            ours = [(1 - w) * a - options.ilm_weight * i for a, i in zip(attention, ilm, strict=True)]
-            steps = [w * c + a for c, a in zip(hypothesis.token_scores, ours[:-1], strict=True)]
-            best.append(Hypothesis(hypothesis.tokens, w * hypothesis.score + sum(ours), steps))
+        for hypothesis, *log_probs in zip(hypotheses, *parts, strict=True):
+            bonus = [options.length_bonus] * len(hypothesis.tokens) + [0.0]
+            beside = [
+                (1 - w) * (a + options.lm_weight * lm + b) - options.ilm_weight * ilm
+                for a, ilm, lm, b in zip(*log_probs, bonus, strict=True)
+            ]
+            steps = [w * first + more for first, more in zip(hypothesis.token_scores, beside[:-1], strict=True)]
+            best.append(Hypothesis(hypothesis.tokens, w * hypothesis.score + sum(beside), steps))
         rescored.append(sorted(best, key=lambda h: -h.score)[: options.nbest])
     return rescored
 
@@ -99,7 +105,17 @@ def attention_scores(
 ) -> list[list[list[float]]]:
     """The decoder's log-probability of every token of every hypothesis and of its end: one pass over all."""
     rows, Y, Y_lens = in_one_batch(found, memory.device)
-    log_probs = label_log_probs(model, memory[rows], memory_lens[rows], Y, Y_lens)
+    return _dealt_out(label_log_probs(model, memory[rows], memory_lens[rows], Y, Y_lens), found)
+
+
+def language_scores(language_model: LanguageModel, found: list[list[Hypothesis]]) -> list[list[list[float]]]:
+    """The same of a language model's log-probabilities."""
+    _, Y, Y_lens = in_one_batch(found, language_model.embedding.weight.device)
+    return _dealt_out(_of_labels(language_model.teacher_forced(Y), Y, Y_lens, language_model.config.eos), found)
+
+
+def _dealt_out(log_probs: Tensor, found: list[list[Hypothesis]]) -> list[list[list[float]]]:
+    """`log_probs (n, U + 1)` of all hypotheses in one batch, each hypothesis' own."""
     scores = iter(log_probs.double().tolist())
     return [[next(scores)[: len(hypothesis.tokens) + 1] for hypothesis in hypotheses] for hypotheses in found]
 
@@ -117,7 +133,11 @@ def in_one_batch(found: list[list[Hypothesis]], device: torch.device) -> tuple[T
 def label_log_probs(model: Transformer, memory: Tensor, memory_lens: Tensor, Y: Tensor, Y_lens: Tensor) -> Tensor:
     """The decoder's log-probability of every token of `Y (n, U)`, Y_lens `(n,)`, and of its end: `(n, U + 1)`, zero
     behind it; from `memory (n, M, D)`, memory_lens `(n,)`."""
-    log_probs = model.decoder.teacher_forced(Y, memory, memory_lens)
+    return _of_labels(model.decoder.teacher_forced(Y, memory, memory_lens), Y, Y_lens, model.config.eos)
+
+
+def _of_labels(log_probs: Tensor, Y: Tensor, Y_lens: Tensor, eos: int) -> Tensor:
+    """Of `log_probs (n, U + 1, V)` those of the tokens of `Y (n, U)`, Y_lens `(n,)`, and of the end: `(n, U + 1)`."""
     position = torch.arange(Y.shape[1] + 1, device=Y.device)
-    labels = torch.nn.functional.pad(Y, (0, 1)).masked_fill(position == Y_lens[:, None], model.config.eos)
+    labels = torch.nn.functional.pad(Y, (0, 1)).masked_fill(position == Y_lens[:, None], eos)
     return log_probs.gather(2, labels[:, :, None])[:, :, 0].masked_fill(position > Y_lens[:, None], 0.0)

@@ -52,7 +52,7 @@ class LanguageModelTraining(Optimized):
 
     def _loss(self, Y: Tensor, Y_lens: Tensor, smoothing: float) -> Tensor:
         """Mean over the tokens and ends, in nats."""
-        log_probs = self.model(self.model.prompted(Y))
+        log_probs = self.model.teacher_forced(Y)
         labels = targets(Y, Y_lens, self.model.config.eos)
         return smoothed_cross_entropy(log_probs, labels, smoothing) / (Y_lens + 1).sum()
 

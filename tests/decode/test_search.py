@@ -88,6 +88,20 @@ def test_greedy_search_adds_no_language_model_and_subtracts_none(transformer, la
     )
 
 
+def test_greedy_search_adds_no_length_bonus(transformer):
+    plain = search(transformer, X, X_LENS, DecodeOptions("greedy"))
+    assert search(transformer, X, X_LENS, DecodeOptions("greedy", length_bonus=5.0)) == plain
+
+
+def test_what_is_rescored_is_what_ctc_finds_with_these_weights(transformer, language_model):
+    """CTC stands for the decoder, too, until that has its say: the language model is no stronger beside it."""
+    weights = {"beam_size": 3, "nbest": 3, "lm_weight": 0.7, "length_bonus": 0.5}
+    first = search(transformer, X, X_LENS, DecodeOptions("ctc", **weights), language_model)
+    found = search(transformer, X, X_LENS, DecodeOptions("rescore", ctc_weight=0.1, **weights), language_model)
+    for ours, theirs in zip(found, first, strict=True):
+        assert sorted(h.tokens for h in ours) == sorted(h.tokens for h in theirs)
+
+
 @pytest.mark.parametrize("ctc_weight", [0.0, 0.3, 1.0])
 @torch.inference_mode()
 def test_reported_scores_are_the_models(transformer, ctc_weight):
