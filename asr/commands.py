@@ -49,6 +49,8 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
     settings["piece_seconds"] = args.piece_seconds
     if args.attention_window is not None:
+        if args.attention_window < 1:
+            raise ValueError(f"--attention-window {args.attention_window} has no frame beside its own")
         settings["attention_window"] = (args.attention_window, args.attention_window)
     if args.lm_weight == 0:
         settings["language_model"] = None

@@ -21,7 +21,9 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("out", help="the model folder to write")
     parser.add_argument("--vocabulary", help="Whisper's .tiktoken file or vocab.json (default: beside the weights)")
-    parser.add_argument("--language", default="en", help="what a multilingual Whisper is told to hear (default: en)")
+    parser.add_argument(
+        "--language", default="en", help="what a Whisper is told to hear, a Speech2Text writes (default: en)"
+    )
     parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English")
     parser.add_argument("--timestamps", action="store_true", help="Whisper writes times, which become segments")
     parser.add_argument(

@@ -28,6 +28,7 @@ AXES = {
     "ngram_weight": "--ngram-weights",
     "length_bonus": "--length-bonuses",
 }
+MODELS = {"lm_weight": "--lm", "ilm_weight": "--lm", "ngram_weight": "--ngram"}  # without which an axis has no effect
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,7 +53,12 @@ def main(argv: list[str] | None = None) -> None:
 
         if args.write and str(args.model).startswith(FOREIGN):
             raise ValueError("--write needs a model folder: import the checkpoint first (asr.import_model)")
-        recognizer, cuts = load_recognizer(args), open_corpus(args.corpus)
+        recognizer = load_recognizer(args)
+        there = {"--lm": recognizer.language_model, "--ngram": recognizer.ngram}
+        for name, of in MODELS.items():
+            if any(getattr(args, f"{name}s") or ()) and there[of] is None:
+                raise ValueError(f"{AXES[name]} weigh a model that is not there: {of}")
+        cuts = open_corpus(args.corpus)
         axes = {name: getattr(args, f"{name}s") or [getattr(recognizer.options, name)] for name in AXES}
         options = best_options(recognizer, cuts, axes)
         recognizer.options = options

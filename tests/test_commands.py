@@ -234,6 +234,8 @@ def test_bad_files_get_one_line_each_and_the_others_their_text(files):
         (["--strategy", "viterbi"], "strategy"),
         (["--device", "abacus"], "--device abacus"),
         (["--batch-seconds", "0"], "batch_seconds"),
+        (["--attention-window", "0"], "--attention-window 0"),
+        (["--strategy", "greedy", "--nbest", "3"], "strategy greedy finds one hypothesis"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_code_two(files, arguments, named):
@@ -302,6 +304,15 @@ def test_tuning_writes_what_the_other_commands_then_do(files):
     assert "expected calibration error" in lines[4]
     assert json.loads((files / "model" / "decoding.json").read_text())["options"]["beam_size"] == 2
     assert call("asr.transcribe", "--model", files / "model", files / "a.wav").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "missing"), [("--lm-weights", "--lm"), ("--ilm-weights", "--lm"), ("--ngram-weights", "--ngram")]
+)
+def test_weights_of_a_model_that_is_not_there_are_not_tuned(files, flag, missing):
+    done = call("asr.tune", files, "--model", files / "model", flag, 0.2, 0.4)
+    assert done.returncode == 2
+    assert f"{flag} weigh a model that is not there: {missing}" in done.stderr.decode()
 
 
 def test_tuning_does_not_change_the_model_that_ships(files):

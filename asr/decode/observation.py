@@ -28,7 +28,7 @@ class Observation:
     unit: str  # of all times: seconds, or tokens of a text
     length: float  # of what was put in, without padding
     frames: tuple[float, float]  # where the encoder's first frame begins and its last ends
-    features: Tensor  # (T, d) as the encoder gets them; of text (T,) token ids
+    features: Tensor  # (T, d) as the encoder gets them, without what pads to a window; of text (T,) token ids
     source: list[str]  # the tokens of a text; else none
     text: str
     tokens: list[str]  # as the decoder wrote them, and the end
@@ -46,6 +46,7 @@ def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
     """Transcribes samples `(N,)`, a matrix `(T, d)` or token ids `(T,)`, as `Recognizer.recognize` does, and keeps what
     it sees."""
     transformer, tokenizer = recognizer.model.transformer, recognizer.model.tokenizer
+    front_end = recognizer.model.front_end
     X, X_lens = recognizer.features([samples])
     self_attention: list[Tensor] = []
     cross_attention: list[Tensor] = []
@@ -58,13 +59,15 @@ def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
     ctc = transformer.ctc_log_probs(memory)[0].float().cpu() if transformer.ctc else None
     M = memory.shape[1]
     first, step = frame_times(recognizer.model)
+    length = len(samples) / (1 if recognizer.takes == "text" else recognizer.rate)
+    frames = len(samples) if recognizer.takes == "text" else math.ceil(length * front_end.config.frames_per_second)
     cross = torch.stack([weights[0, :, before:].float().cpu() for weights in cross_attention])
     return Observation(
         takes=recognizer.takes,
         unit="tokens" if recognizer.takes == "text" else "seconds",
-        length=len(samples) / (1 if recognizer.takes == "text" else recognizer.rate),
+        length=length,
         frames=(first, first + M * step),
-        features=X[0].cpu(),
+        features=X[0, :frames].cpu(),
         source=[_symbol(tokenizer, int(token)) for token in samples] if recognizer.takes == "text" else [],
         text=tokenizer.decode(best.tokens).strip(),
         tokens=[*(_symbol(tokenizer, token) for token in best.tokens), "<eos>"],

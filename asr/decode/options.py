@@ -49,7 +49,9 @@ class DecodeOptions:
             raise ValueError("temperature must not be negative, those of fallback must be positive")
         if self.temperature and self.strategy != "greedy":
             raise ValueError(f"temperature is for strategy greedy, not {self.strategy}")
-        if not 1 <= self.nbest <= (1 if self.strategy == "greedy" else self.beam_size):
+        if self.strategy == "greedy" and self.nbest > 1:
+            raise ValueError(f"strategy greedy finds one hypothesis: nbest is 1 there, not {self.nbest}")
+        if not 1 <= self.nbest <= self.beam_size:
             raise ValueError(f"nbest must lie between 1 and the beam size, not {self.nbest}")
 
 

@@ -184,7 +184,7 @@ class Recognizer:
                     self._check_length(piece, job)
                     yield job, piece
             except AudioError as error:
-                job.error = str(error)
+                job.error = printable(str(error))
             job.is_read = True
             yield job, None
 
@@ -302,7 +302,8 @@ class Recognizer:
             return search_with_fallback(transformer, memory, memory_lens, options, self.language_model, self._text)
         all_of_them = replace(options, nbest=options.beam_size)
         found = search_with_fallback(transformer, memory, memory_lens, all_of_them, self.language_model, self._text)
-        rescored = (self.ngram.rescore(best, [self._text(h) for h in best], weight) for best in found)
+        texts = ([self.model.normalize(self._text(h)) for h in best] for best in found)
+        rescored = (self.ngram.rescore(best, said, weight) for best, said in zip(found, texts, strict=True))
         return [best[: options.nbest] for best in rescored]
 
     def _text(self, hypothesis: Hypothesis) -> str:

@@ -106,6 +106,8 @@ class Decoder(TokenStack):
         past = AttentionCache.empty(self.config, len(self.layers), len(memory), width, memory)
         # each step reads the whole of it: heads and not frames lie together
         cross = [tuple(x.contiguous() for x in layer.cross_attention.project(memory)) for layer in self.layers]
+        nothing = (memory_lens == 0)[:, None, None, None]  # to attend to, which gives zeros
+        cross = [(K, V.masked_fill(nothing, 0.0)) for K, V in cross]
         memory_mask = length_mask(memory_lens, memory.shape[1])
         return DecoderState(past, cross, additive_mask(memory_mask, memory.dtype))
 

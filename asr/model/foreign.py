@@ -47,7 +47,7 @@ ENCODER_POSITIONS = {HUGGING_FACE: "model.encoder.embed_positions.weight", OPENA
 
 
 class Wanted(NamedTuple):
-    """What a Whisper is imported for."""
+    """What a Whisper is imported for; of a Speech2Text only the language counts, that of its text."""
 
     language: str = "en"  # of the speech; what a multilingual model is told
     task: str = "transcribe"  # or translate, into English
@@ -245,6 +245,8 @@ def _from_hugging_face(source: Path, vocabulary: str | Path | None, wanted: Want
         tokenizer = _whisper_tokenizer(source, vocabulary, described["vocab_size"])
         shape["input_dim"] = described["num_mel_bins"]
         return _whisper(shape, tokenizer, weights, HUGGING_FACE, wanted)
+    if wanted._replace(language="en") != Wanted() or vocabulary is not None:
+        raise ValueError("task, timestamps, window and vocabulary are for Whisper, not for Speech2Text")
     tokenizer = Speech2TextTokenizer.load(source)
     config = ModelConfig(
         vocab_size=described["vocab_size"],
@@ -265,7 +267,7 @@ def _from_hugging_face(source: Path, vocabulary: str | Path | None, wanted: Want
         **shape,
     )
     features = FeatureConfig("kaldi", dim=config.input_dim, normalization="cmvn")
-    return _built(features, config, tokenizer, weights, HUGGING_FACE)
+    return _built(features, config, tokenizer, weights, HUGGING_FACE, wanted.normalizer)
 
 
 def _whisper_tokenizer(source: Path, vocabulary: str | Path | None, vocab_size: int) -> WhisperTokenizer:

@@ -4,9 +4,14 @@ import sys
 import numpy as np
 import pytest
 
+from asr.audio.features import FeatureConfig
 from asr.decode import DecodeOptions, Hypothesis, Recognizer
 from asr.decode.ngram import NGram
 from asr.model.folder import ModelError
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from asr.text.tokenizer import CharTokenizer
+from tests.conftest import LETTERS
 
 # log10 P and, but for the highest order, log10 of the backoff weight
 ARPA = """\\data\\
@@ -69,6 +74,22 @@ def test_the_recogniser_chooses_among_its_n_best(tiny_model, noise_is_heard):
     options = DecodeOptions(beam_size=5, ngram_weight=10.0)
     (found,) = Recognizer(tiny_model, options, ngram=Averse(), precision="float32").transcribe(sound).segments[0].nbest
     assert found == (text, pytest.approx(score - 10 * text.count("a"), abs=1e-4))
+
+
+def test_it_is_asked_for_words_as_the_normaliser_writes_them(tiny_config, noise_is_heard):
+    asked = []
+
+    class Listening(NGram):
+        def __init__(self):
+            pass
+
+        def log_prob(self, text: str) -> float:
+            asked.append(text)
+            return 0.0
+
+    model = SpeechModel(FeatureConfig(), Transformer(tiny_config), CharTokenizer(LETTERS.upper()), "english")
+    Recognizer(model, ngram=Listening()).transcribe(np.random.default_rng(0).normal(0, 0.1, 30_000).astype(np.float32))
+    assert any(asked) and all(text == text.lower() for text in asked)
 
 
 def test_what_is_no_ngram_model_is_refused_by_name(ngram, tmp_path):

@@ -1,16 +1,22 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import asr
+from asr.audio.features import FeatureConfig
 from asr.audio.reading import read_audio
 from asr.decode import DecodeOptions, Hypothesis, Recognizer
 from asr.decode.observation import diagonality, entropy, observe, score_spread, unscaled
 from asr.model.dot_product import attention_weights
 from asr.model.masks import window_mask
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
 from asr.resources import resource
+from asr.text.tokenizer import CharTokenizer
+from tests.conftest import LETTERS
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +98,13 @@ def test_frames_stand_in_the_middle_of_what_they_see(shipped):
     assert step == pytest.approx(0.08) and first + step / 2 == pytest.approx(0.165 / 2, abs=0.006)
 
 
+def test_what_pads_to_a_window_is_not_seen(tiny_config):
+    model = SpeechModel(FeatureConfig("whisper", pad_seconds=3.0), Transformer(tiny_config), CharTokenizer(LETTERS))
+    sound = np.random.default_rng(0).normal(0, 0.1, 16000).astype(np.float32)
+    observation = observe(Recognizer(model, precision="float32"), sound)
+    assert observation.length == 1.0 and len(observation.features) == 100
+
+
 def test_silence_has_no_words(tiny_model):
     observation = observe(Recognizer(tiny_model, precision="float32"), np.zeros(16000, np.float32))
     assert observation.text == "" and observation.words == [] and observation.tokens == ["<eos>"]
@@ -107,14 +120,6 @@ def test_where_ctc_cannot_align_them_words_lie_where_the_decoder_looks(tiny_mode
 
 
 def test_without_ctc_words_lie_where_the_decoder_looks(tiny_config):
-    from dataclasses import replace
-
-    from asr.audio.features import FeatureConfig
-    from asr.model.speech_model import SpeechModel
-    from asr.model.transformer import Transformer
-    from asr.text.tokenizer import CharTokenizer
-    from tests.conftest import LETTERS
-
     config = replace(tiny_config, ctc=False, positions="rotary")
     model = SpeechModel(FeatureConfig(), Transformer(config), CharTokenizer(LETTERS)).eval()
     recognizer = Recognizer(model, DecodeOptions("greedy", beam_size=1, ctc_weight=0), precision="float32")

@@ -29,12 +29,12 @@ def test_posteriors_are_close_to_those_of_float32(encoder, precision, tolerance)
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @pytest.mark.parametrize("strategy", ["beam", "rescore", "ctc", "greedy"])
-def test_every_strategy_runs_in_it(tiny_model, precision, strategy):
+def test_every_strategy_runs_in_it(tiny_model, noise_is_heard, precision, strategy):
     sound = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         recognizer = Recognizer(tiny_model, DecodeOptions(strategy), precision=precision)
-    assert recognizer.transcribe(sound).error is None
+    assert recognizer.transcribe(sound).text
 
 
 def test_another_name_is_refused(tiny_model):

@@ -144,10 +144,11 @@ def test_a_window_at_decoding_is_that_of_a_model_built_with_it(tiny_model, tiny_
 
 
 @pytest.mark.parametrize("precision", ["int8", "bfloat16"])
-def test_a_linear_front_end_decodes_in_every_precision(tiny_config, precision):
+def test_a_linear_front_end_decodes_in_every_precision(tiny_config, noise_is_heard, precision):
     config = replace(tiny_config, subsampler="linear", subsampling=1, input_dim=12)
     model = SpeechModel(FeatureConfig("matrix", 12), Transformer(config), CharTokenizer(LETTERS))
-    assert Recognizer(model, precision=precision).transcribe(np.ones((20, 12), np.float32)).error is None
+    matrix = np.random.default_rng(0).normal(size=(20, 12)).astype(np.float32)
+    assert Recognizer(model, precision=precision).transcribe(matrix).text
 
 
 def test_what_the_encoder_has_no_positions_for_does_not_stop_the_others(tiny_config):

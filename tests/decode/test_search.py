@@ -209,6 +209,15 @@ def test_a_length_bonus_lengthens(transformer):
     assert sum(lengths[0]) < sum(lengths[1]) < sum(lengths[2])
 
 
+@pytest.mark.parametrize("strategy", ["beam", "rescore", "greedy"])
+@torch.inference_mode()
+def test_what_is_masked_out_whole_has_the_score_that_it_has_alone(transformer, strategy):
+    """As noise in which CTC hears nothing, beside a longer recording."""
+    memory, lens, options = torch.randn(1, 9, 32), torch.tensor([0]), DecodeOptions(strategy)
+    alone = search_memory(transformer, memory[:, :4], lens, options)[0][0]
+    assert search_memory(transformer, memory, lens, options)[0][0].score == pytest.approx(alone.score, abs=1e-5)
+
+
 def test_an_utterance_without_frames_gives_the_empty_hypothesis(transformer):
     for strategy in STRATEGIES:
         found = search(transformer, X[:2, :5], torch.tensor([5, 0]), DecodeOptions(strategy))
