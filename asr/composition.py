@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -21,7 +22,9 @@ from asr.model.config import PRESETS
 from asr.resources import resource
 from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
 
-OPTIONS = "config.yaml"  # in the folder of a training: the options that it was started with
+# in the folder of a training: the options that it was started with, and which experiment they are; its checkpoints have
+# those that it goes on with
+OPTIONS = "config.yaml"
 # options that a training cannot be resumed without: they decide the shape of what is trained, or of the optimiser
 SHAPE = (
     "model.",
@@ -74,7 +77,9 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
             Path(config.out).mkdir(parents=True, exist_ok=True)
             if not rank_zero_only.rank and not (Path(config.out) / "checkpoints" / "last.ckpt").exists():
                 unfinished = Path(config.out) / f".{OPTIONS}"
-                OmegaConf.save(composed, unfinished, resolve=True)
+                experiment = HydraConfig.get().runtime.choices.get("experiment")
+                started = OmegaConf.to_container(composed, resolve=True) | {"experiment": experiment}
+                OmegaConf.save(started, unfinished)
                 unfinished.replace(Path(config.out) / OPTIONS)  # at once: other processes may be reading it
             train(config)
         except (ValueError, OSError, FloatingPointError, OmegaConfBaseException) as error:
@@ -90,18 +95,29 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
 
 
 def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]) -> DictConfig:
-    """The options that the training in `composed.out` was started with, and over them what was `typed` this time.
+    """The options of the last checkpoint in `composed.out` (where there is none, those that the training was started
+    with), and over them what was `typed` this time.
 
-    Raises ValueError where no training is there to resume, or what was typed gives the model another shape."""
-    saved = Path(composed.out) / OPTIONS
+    Raises ValueError where no training is there to resume, or what was typed gives the model another shape or is
+    another experiment."""
+    saved, last = Path(composed.out) / OPTIONS, Path(composed.out) / "checkpoints" / "last.ckpt"
     if not saved.is_file():
         raise ValueError(f"resume=true: no training was started in out={composed.out}")
-    names = [word.split("=")[0].lstrip("+") for word in typed]
+    names = dict(_typed(typed))
     if "model" in names:  # a preset
-        names += [f"model.{field}" for field in composed.model if field != "dropout"]
+        names |= {f"model.{field}": None for field in composed.model if field != "dropout"}
     options = OmegaConf.load(saved)
+    experiment = options.pop("experiment", None)
+    if last.is_file():
+        import torch  # what is not resumed does not wait for it here
+
+        options = OmegaConf.create(torch.load(last, map_location="cpu", weights_only=True, mmap=True)["config"])
     resumed = OmegaConf.merge(_writable(schema), options)
-    for name in names:
+    for name, value in names.items():
+        if name == "experiment" and experiment and value != experiment:
+            raise ValueError(
+                f"resume=true: experiment is {experiment} in the training that is to be resumed, not {value}"
+            )
         if name in ("model", "experiment"):
             continue
         before, now = OmegaConf.select(options, name), OmegaConf.select(composed, name)
@@ -113,6 +129,20 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
             raise ValueError(f"resume=true: {name} is {before} in the training that is to be resumed, not {now}")
         OmegaConf.update(resumed, name, now)
     return resumed
+
+
+def _typed(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The names and values of overrides; of a dictionary (`features={dim: 40}`) those of its leaves."""
+
+    def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if not isinstance(value, dict):
+            yield name, value
+        else:
+            for key, inner in value.items():
+                yield from leaves(f"{name}.{key}", inner)
+
+    for override in OverridesParser.create().parse_overrides(list(words)):
+        yield from leaves(override.key_or_group, override.value())
 
 
 def _alike(before: str, now: str) -> bool:

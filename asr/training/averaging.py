@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 def keep_best(out: Path, figure: str, decimals: int, count: int = 1) -> ModelCheckpoint:
@@ -22,6 +24,19 @@ def keep_best(out: Path, figure: str, decimals: int, count: int = 1) -> ModelChe
         save_top_k=count,
         enable_version_counter=False,
     )
+
+
+class RunningMean(WeightAveraging):
+    """The mean of the weights that forgets all but `decay` of itself at each update, kept where the weights are.
+
+    Buffers are as they are: a prompt's tokens have no mean."""
+
+    def __init__(self, decay: float):
+        super().__init__(use_buffers=False, multi_avg_fn=get_ema_multi_avg_fn(decay))
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._device = trainer.strategy.root_device  # the module itself moves there later
+        super().setup(trainer, pl_module, stage)
 
 
 def best_checkpoints(out: Path) -> list[Path]:

@@ -30,7 +30,7 @@ class SoundConfig:
     min_seconds: float = 0.1
     max_seconds: float = 30.0  # longer utterances are left out of training
     speeds: list[float] = field(default_factory=lambda: [0.9, 1.0, 1.1])  # one is drawn for each batch of sound
-    batch_seconds: float = 120.0  # of sound on one device at once, padding included
+    batch_seconds: float = 120.0  # of sound on one device at once, padding included; less where many share an update
     global_batch_seconds: float = 120.0  # of sound in one update, over all devices
     workers: int = -1  # processes that read sound; -1: one for each core but one, at most 8
 
@@ -47,6 +47,11 @@ class SoundConfig:
             raise ValueError("data.global_batch_seconds must be at least data.batch_seconds")
         if not self.speeds or any(not 0.5 <= speed <= 2 for speed in self.speeds):
             raise ValueError("data.speeds lie between 0.5 and 2; [1.0] for none")
+
+    def seconds_on_each(self, devices: int) -> float:
+        """Of sound in a batch, where so many devices share an update: `batch_seconds`, or less where all together would
+        have more than `global_batch_seconds`, but at least `max_seconds`."""
+        return max(self.max_seconds, min(self.batch_seconds, self.global_batch_seconds / devices))
 
 
 @dataclass

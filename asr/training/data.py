@@ -35,9 +35,11 @@ class SoundData(ResumableData):
     tokenizer: Tokenizer | None = None
     longest: int | None = None  # labels that the decoder has positions for; None: any number
 
-    def __init__(self, config: SoundConfig, seed: int):
+    def __init__(self, config: SoundConfig, seed: int, devices: int = 1):
+        """`devices` over all machines share an update."""
         super().__init__()
         self.config = config
+        self.batch_seconds = config.seconds_on_each(devices)
         self.seed = seed
         self.train_cuts = self._open(config.train)
         self.dev_cuts = self._open(config.dev)
@@ -80,7 +82,7 @@ class SoundData(ResumableData):
                 raise ValueError(f"{cut.id}: its matrix is {cut.custom['width']} wide, and features.dim={features.dim}")
         self.train_cuts = _fit(self.train_cuts, "training set", unfit)
         self.dev_cuts = _fit(self.dev_cuts, "dev set", unfit_for_dev)
-        self.buckets = make_buckets(self._heard(self.train_cuts), self.config.batch_seconds)
+        self.buckets = make_buckets(self._heard(self.train_cuts), self.batch_seconds)
 
     def _heard(self, cuts: CutSet) -> list[float]:
         """The seconds of each cut that the encoder hears: some front ends pad to a window."""
@@ -116,7 +118,7 @@ class SoundData(ResumableData):
 
     @property
     def _dev_limit(self) -> float:
-        return max(self.config.batch_seconds, *self._heard(self.dev_cuts))
+        return max(self.batch_seconds, *self._heard(self.dev_cuts))
 
     def val_dataloader(self) -> DataLoader:
         buckets = make_buckets(self._heard(self.dev_cuts), self._dev_limit)

@@ -23,7 +23,7 @@ from asr.training.memory import FreedMemory
 from asr.training.optimized import Optimized
 from asr.training.resuming import Latest
 from asr.training.text import TextData
-from asr.training.trainer import begin, lightning_precision
+from asr.training.trainer import accelerator, begin, lightning_precision
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,7 @@ def _trainer(config: LMTrainConfig, data: TextData) -> L.Trainer:
     on_terminal = sys.stderr.isatty()
     return L.Trainer(
         max_epochs=config.epochs,
+        accelerator=accelerator(),
         precision=lightning_precision(config.precision),
         callbacks=[
             FreedMemory(),

@@ -58,9 +58,10 @@ def joint_loss(
     attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens, eos), config.label_smoothing) / tokens
     if output.ctc_log_probs is None:
         return Losses(attention, none, attention.detach(), none, none)
-    ctc = every_ctc = ctc_losses(output.ctc_log_probs, output.memory_lens, Y, Y_lens).sum() / tokens
+    lens = output.memory_lens.cpu(), Y_lens.cpu()  # once: torch's CTC would fetch them from a GPU in each call
+    ctc = every_ctc = ctc_losses(output.ctc_log_probs, Y, *lens).sum() / tokens
     if output.intermediate:
-        between = [ctc_losses(x, output.memory_lens, Y, Y_lens).sum() / tokens for x in output.intermediate]
+        between = [ctc_losses(x, Y, *lens).sum() / tokens for x in output.intermediate]
         w = config.intermediate_weight
         every_ctc = (1 - w) * ctc + w * sum(between) / len(between)
     difference = none
@@ -81,8 +82,9 @@ def disagreement(log_probs: Tensor, lens: Tensor) -> Tensor:
     return each.masked_fill(~real, 0.0).sum()
 
 
-def ctc_losses(log_probs: Tensor, lens: Tensor, Y: Tensor, Y_lens: Tensor) -> Tensor:
-    """-log P(Y) by CTC of each utterance, `(B,)`; `log_probs (B, M, V)`, `lens (B,)`, Y `(B, U)`, Y_lens `(B,)`.
+def ctc_losses(log_probs: Tensor, Y: Tensor, lens: Tensor, Y_lens: Tensor) -> Tensor:
+    """-log P(Y) by CTC of each utterance, `(B,)`; `log_probs (B, M, V)`, Y `(B, U)`, lens and Y_lens `(B,)` of them,
+    best on the CPU.
 
     What cannot be aligned has no loss."""
     frames_first = log_probs.transpose(0, 1)

@@ -55,4 +55,4 @@ def joint_log_probs(
     log_probs = (1 - ctc_weight) * label_log_probs(model, memory, lens, Y, Y_lens).sum(dim=1)
     if not ctc_weight:
         return log_probs
-    return log_probs - ctc_weight * ctc_losses(output.ctc_log_probs.index_select(0, rows), lens, Y, Y_lens)
+    return log_probs - ctc_weight * ctc_losses(output.ctc_log_probs.index_select(0, rows), Y, lens, Y_lens)

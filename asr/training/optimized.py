@@ -77,6 +77,7 @@ class Optimized(L.LightningModule):
         for group in scheduler.optimizer.param_groups:
             decay = settings.weight_decay if any(p.ndim > 1 for p in group["params"]) else 0.0
             group.update(initial_lr=settings.lr, lr=lr, betas=tuple(settings.betas), weight_decay=decay)
+            group.update(fused=self._fused)
 
     def on_train_epoch_start(self) -> None:
         if self.trainer.current_epoch == self.trainer.max_epochs - 1:  # whatever validate_every, the last one counts
@@ -89,10 +90,10 @@ class Optimized(L.LightningModule):
         # Lightning's own clipping refuses fused optimisers, for the sake of float16's loss scale, which bf16 has not
         norm = whole_norm(nn.utils.clip_grad_norm_(self.parameters(), self.settings.clip))
         self.log("train/gradient_norm", norm)
+        broken = (~norm.isfinite()).float()
+        self.skipped = torch.stack([self.skipped[0] + broken, (self.skipped[1] + 1) * broken])
         if self._fused:  # it leaves out an update on the device, as it does for a loss scale that was too large
-            broken = (~norm.isfinite()).float()
             optimizer.found_inf = broken
-            self.skipped = torch.stack([self.skipped[0] + broken, (self.skipped[1] + 1) * broken])
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx % LOOK_EVERY == LOOK_EVERY - 1:

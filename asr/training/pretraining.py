@@ -22,7 +22,7 @@ from asr.training.memory import NOTHING, FreedMemory, LargestFirst, made_up
 from asr.training.optimized import Optimized
 from asr.training.report import write_report
 from asr.training.resuming import Latest, step_seed
-from asr.training.trainer import begin, extent, new_trainer, set_statistics
+from asr.training.trainer import begin, device_count, extent, new_trainer, set_statistics
 
 logger = logging.getLogger(__name__)
 
@@ -78,18 +78,17 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
     is not to be resumed."""
     out = Path(config.out)
     last = begin(config)
-    data = SoundData(config.data, config.seed)
+    data = SoundData(config.data, config.seed, device_count(config))
     model = EncoderModel(config.features, replace(config.model, input_dim=config.features.dim))
     data.fit_to(model.front_end, model.encoder)
     best = keep_best(out, "dev/loss", 4)
     latest = Latest(out / "checkpoints", config.save_minutes)
     line = EpochLine(data.train_seconds, {"dev/accuracy": "dev accuracy {:.1f} %"})
     callbacks = [FreedMemory(), LargestFirst(data), best, latest, line, LearningRateMonitor("step")]
-    trainer, updates = new_trainer(config, data, callbacks)
+    trainer, updates = new_trainer(config, data, model, callbacks)
     if not last:
         set_statistics(model.front_end, data)
     module = Pretraining(config, deepcopy(model), updates)
-    logger.info("%s, %s, %s updates", extent(data, model), trainer.precision, updates)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     module = Pretraining(config, model, updates)
     module.load_state_dict(average_checkpoints(best_checkpoints(out)[:1], prefix=""))

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import LearningRateMonitor, WeightAveraging
-from torch.optim.swa_utils import get_ema_multi_avg_fn
+from lightning.pytorch.callbacks import LearningRateMonitor
 
 from asr.audio.distort import DistortionConfig
 from asr.decode.search import check_options
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
-from asr.training.averaging import average_checkpoints, best_checkpoints, interpolate, keep_best
+from asr.training.averaging import RunningMean, average_checkpoints, best_checkpoints, interpolate, keep_best
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
 from asr.training.callbacks import EpochLine, Patience, Samples
 from asr.training.config import TrainConfig
@@ -26,7 +25,7 @@ from asr.training.memory import FreedMemory, LargestFirst
 from asr.training.module import SpeechTraining
 from asr.training.report import write_report
 from asr.training.resuming import Latest
-from asr.training.trainer import begin, extent, new_trainer, set_statistics
+from asr.training.trainer import begin, device_count, extent, new_trainer, set_statistics
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     writes = text_model or (origin if isinstance(origin, SpeechModel) and not config.new_tokenizer else None)
     if writes and config.data.normalizer == "auto":
         config.data.normalizer = writes.normalizer_name
-    data = SpeechData(config.data, config.seed)
+    data = SpeechData(config.data, config.seed, device_count(config))
     if last:
         tokenizer = load_tokenizer(out)
     elif writes:
@@ -62,11 +61,10 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     data.fit_to(model)
     if not last:
         save_tokenizer(tokenizer, out)
-    trainer, updates = new_trainer(config, data, _callbacks(config, data, out))
+    trainer, updates = new_trainer(config, data, model, _callbacks(config, data, out))
     module = SpeechTraining(config, deepcopy(model), updates)
     if not last and not origin and config.features.takes != "text":
         set_statistics(module.model.front_end, data)
-    logger.info("%s, %s, %s updates", extent(data, model), trainer.precision, updates)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     best = best_checkpoints(out)[: 1 if config.ema else config.average]
     weights = average_checkpoints(best)
@@ -75,7 +73,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     model.load_state_dict(weights)
     module = SpeechTraining(config, model, updates)
     # the running mean would put itself in the place of what is to be validated
-    trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, WeightAveraging)]
+    trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, RunningMean)]
     wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]
     folder = out / "model"
     summary = f"dev WER {wer:.2f} % (average of {len(best)} checkpoints)"
@@ -92,7 +90,7 @@ def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callb
     shown = [EpochLine(data.train_seconds, {"dev/wer": "dev WER {:.2f} %"}), Samples(), LearningRateMonitor("step")]
     callbacks = [FreedMemory(), LargestFirst(data), best, latest, *shown]
     if config.ema:
-        callbacks.append(WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(config.ema)))
+        callbacks.append(RunningMean(config.ema))
     if config.patience:
         callbacks.append(Patience(config.patience))
     return callbacks

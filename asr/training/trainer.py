@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import random
+import secrets
 import sys
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities import rank_zero_only
 
 from asr.audio.features import FrontEnd, RunningStatistics
 from asr.corpus import iterate
@@ -21,6 +23,8 @@ from asr.heap import keep_kernels
 from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
 from asr.training.data import SoundData
 from asr.training.sharding import fully_sharded
+
+logger = logging.getLogger(__name__)
 
 STATISTICS_SECONDS = 3600.0  # of sound from which mean and variance are taken
 KERNELS = 16384  # about 50 for each of the shapes that batches have: buckets times speeds
@@ -51,35 +55,43 @@ def begin(config: TrainConfig | PretrainConfig | LMTrainConfig) -> Path | None:
 
 
 def new_trainer(
-    config: TrainConfig | PretrainConfig, data: SoundData, callbacks: list[L.Callback]
+    config: TrainConfig | PretrainConfig, data: SoundData, model: torch.nn.Module, callbacks: list[L.Callback]
 ) -> tuple[L.Trainer, int]:
-    """The Lightning trainer, and the number of updates it will make (about: batches depend on the shuffle)."""
+    """The Lightning trainer of `model`, and the number of updates it will make (about: batches depend on the shuffle);
+    says how large the training is."""
     on_terminal = sys.stderr.isatty()
     trainer = L.Trainer(
         max_epochs=config.epochs,
         check_val_every_n_epoch=config.validate_every,
+        accelerator=accelerator(),
         devices=config.devices or "auto",
         num_nodes=config.nodes,
-        strategy=_strategy(config),
+        strategy=fully_sharded(device_count(config)) if config.strategy == "fsdp" else config.strategy,
         precision=lightning_precision(config.precision),
         callbacks=[*callbacks, *([RichProgressBar()] if on_terminal else [])],
-        logger=_loggers(config.wandb, Path(config.out)),
+        logger=_loggers(config.wandb, Path(config.out), config.resume),
         use_distributed_sampler=False,
         enable_progress_bar=on_terminal,
         enable_model_summary=False,
         num_sanity_val_steps=0,
         log_every_n_steps=10,
     )
-    devices = trainer.world_size
-    accumulate = max(1, round(config.data.global_batch_seconds / (config.data.batch_seconds * devices)))
-    trainer.accumulate_grad_batches = accumulate
-    return trainer, config.epochs * math.ceil(data.batches_per_epoch() / devices / accumulate)
+    together = data.batch_seconds * trainer.world_size
+    accumulate = trainer.accumulate_grad_batches = max(1, round(config.data.global_batch_seconds / together))
+    updates = config.epochs * math.ceil(data.batches_per_epoch() / trainer.world_size / accumulate)
+    said = extent(data, model), trainer.precision, updates, accumulate * together
+    logger.info("%s, %s, %d updates of at most %.0f s", *said)
+    return trainer, updates
 
 
-def _strategy(config: TrainConfig | PretrainConfig) -> str | Strategy:
-    if config.strategy != "fsdp":
-        return config.strategy
-    return fully_sharded(config.nodes * (config.devices or max(1, torch.cuda.device_count())))
+def device_count(config: TrainConfig | PretrainConfig) -> int:
+    """How many processes train, over all machines, one a device."""
+    return config.nodes * (config.devices or max(1, torch.cuda.device_count()))
+
+
+def accelerator() -> str:
+    """CUDA or the CPU: nothing here knows another (Lightning's own choice would be MPS on a Mac)."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def extent(data: SoundData, model: torch.nn.Module) -> str:
@@ -110,17 +122,18 @@ def set_statistics(front_end: FrontEnd, data: SoundData) -> None:
 def lightning_precision(wanted: str) -> str:
     if wanted != "auto":
         return wanted
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return "bf16-mixed" if best_precision(device) == "bfloat16" else "32-true"
+    return "bf16-mixed" if best_precision(accelerator()) == "bfloat16" else "32-true"
 
 
-def _loggers(project: str, out: Path) -> list[Logger]:
+def _loggers(project: str, out: Path, resume: bool) -> list[Logger]:
     """TensorBoard's comes first: the callbacks draw into it."""
     board = TensorBoardLogger(out, name="tensorboard", version="")
     if not project:
         return [board]
     if importlib.util.find_spec("wandb") is None:
         raise ValueError("wandb=... needs the package: pip install wandb")
-    # one folder is one run, however often it is resumed
-    name = str(out).strip("/").replace("/", "-")
-    return [board, WandbLogger(name, out, version=name, project=project, resume="allow")]
+    name, kept = str(out).strip("/").replace("/", "-"), out / "wandb.id"  # one run, however often it is resumed
+    if not rank_zero_only.rank and not (resume and kept.is_file()):
+        kept.write_text(f"{name}-{secrets.token_hex(4)}")
+    version = kept.read_text() if kept.is_file() else None  # the first of several processes speaks for all
+    return [board, WandbLogger(name, out, version=version, project=project, resume="allow")]

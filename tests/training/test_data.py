@@ -8,6 +8,7 @@ from asr.corpus import open_corpus
 from asr.corpus.shards import write_shards
 from asr.training.batches import LABELS, Bucket, EpochOrder, make_buckets
 from asr.training.building import build_model, build_tokenizer
+from asr.training.config import SoundConfig
 from asr.training.data import SpeechData
 from tests.training.tones import options
 
@@ -34,6 +35,14 @@ def test_little_sound_has_few_buckets():
     assert make_buckets([1.0, 3.0, 2.0], 10) == [Bucket(3.0, 3)]
     assert make_buckets([30.0], 10) == [Bucket(30.0, 1)]
     assert make_buckets([2.0] * 96, 10) == [Bucket(2.0, 5)]
+
+
+@pytest.mark.parametrize(("devices", "each"), [(1, 300), (8, 300), (16, 300), (20, 240), (64, 75), (400, 30)])
+def test_many_devices_have_no_more_in_an_update_than_is_asked_for(devices, each):
+    """Of experiment=librispeech_960; the longest utterance has a batch anyhow."""
+    config = SoundConfig(["a"], ["b"], max_seconds=30, batch_seconds=300, global_batch_seconds=4800)
+    assert config.seconds_on_each(devices) == each
+    assert devices * each <= 4800 or each == config.max_seconds
 
 
 @pytest.fixture

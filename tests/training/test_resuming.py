@@ -104,6 +104,18 @@ def test_a_training_goes_on_at_the_rate_that_is_asked_for_now(corpus, tmp_path, 
         torch.testing.assert_close(after["state_dict"][name], weight, atol=1e-5, rtol=1e-5)
 
 
+def test_a_training_begun_in_float16_goes_on_without_a_loss_scale(corpus, tmp_path):
+    train(options(corpus, tmp_path, "epochs=1"))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(last, weights_only=True)
+    for group in checkpoint["optimizer_states"][0]["param_groups"]:
+        group["fused"] = False  # as precision=16-mixed has it, on a GPU
+    torch.save(checkpoint, last)
+    train(options(corpus, tmp_path, "epochs=2", "resume=true"))
+    groups = torch.load(last, weights_only=True)["optimizer_states"][0]["param_groups"]
+    assert all(group["fused"] for group in groups)
+
+
 def test_an_epoch_whose_batches_are_others_now_begins_anew(corpus, tmp_path, losses, monkeypatch, caplog):
     settings = ["epochs=2", "save_minutes=0"]
     train_until_killed(options(corpus, tmp_path, *settings), (1, 3), monkeypatch)

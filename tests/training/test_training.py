@@ -26,6 +26,7 @@ from asr.training.averaging import best_checkpoints
 from asr.training.building import build_model, build_tokenizer
 from asr.training.config import DataConfig, LMTrainConfig, TrainConfig
 from asr.training.data import SpeechData
+from asr.training.module import SpeechTraining
 from asr.training.resuming import Latest
 from asr.training.run import train
 from tests.test_commands import call
@@ -258,6 +259,36 @@ def test_a_training_is_not_resumed_from_another_beginning(tmp_path, typed):
     assert resume(f"init_from={tmp_path / 'moved'}").init_from == str(tmp_path / "moved")
 
 
+@pytest.mark.parametrize("typed", ["features={dim: 40}", "optimizer={kind: muon, lr: 1e-3}"])
+def test_options_typed_together_are_checked_one_by_one(tmp_path, typed):
+    OmegaConf.save(options(tmp_path, tmp_path), tmp_path / OPTIONS)
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        composed = compose("train", [f"out={tmp_path}", typed])
+    with pytest.raises(ValueError, match=r"resume=true: (features.dim is 80|optimizer.kind is adamw) in the training"):
+        _with_saved_options(composed, TrainConfig, [typed])
+
+
+def test_a_training_is_not_resumed_as_another_experiment(corpus, tmp_path):
+    common = [f"out={tmp_path / 'exp'}", f"data.train=[{corpus / 'train'}]", f"data.dev=[{corpus / 'dev'}]"]
+    assert call("asr.train", "experiment=digits", *common, "epochs=1").returncode == 0
+    done = call("asr.train", "experiment=an4", f"out={tmp_path / 'exp'}", "resume=true")
+    assert done.returncode == 2
+    assert "resume=true: experiment is digits in the training that is to be resumed, not an4" in done.stderr.decode()
+    assert call("asr.train", "experiment=digits", f"out={tmp_path / 'exp'}", "resume=true").returncode == 0
+
+
+def test_what_was_typed_at_one_resume_counts_at_the_next(corpus, tmp_path):
+    for typed in (["epochs=1"], ["epochs=2", "optimizer.lr=1e-5", "resume=true"]):
+        train(options(corpus, tmp_path, *typed))
+        if not (tmp_path / OPTIONS).exists():
+            OmegaConf.save(options(corpus, tmp_path, *typed), tmp_path / OPTIONS)
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        composed = compose("train", [f"out={tmp_path}", "resume=true"])
+    resumed = _with_saved_options(composed, TrainConfig, [f"out={tmp_path}", "resume=true"])
+    assert (resumed.epochs, resumed.optimizer.lr, resumed.model.d_model) == (2, 1e-5, 32)
+    assert build_config(resumed).out == str(tmp_path)
+
+
 def test_a_language_model_is_not_resumed_with_another_tokenizer(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -354,10 +385,20 @@ def test_the_composed_config_is_shown(tmp_path):
     assert json.dumps(OmegaConf.to_container(shown, resolve=False))
 
 
-def test_a_running_mean_of_the_weights_is_what_is_kept(corpus, tmp_path):
+def test_a_running_mean_of_the_weights_is_what_is_kept(corpus, tmp_path, monkeypatch):
     """theta' <- d theta' + (1 - d) theta after each update, validated and exported in the place of theta."""
     out = tmp_path / "exp"
-    folder, wer = train(options(corpus, out, "epochs=2", "ema=0.9", "average=1", "optimizer.lr=1e-3"))
+    prompts, validate = [], SpeechTraining.validation_step
+
+    def watched(self, batch):
+        prompts.append(self.model.transformer.decoder.prompt.tolist())
+        validate(self, batch)
+
+    monkeypatch.setattr(SpeechTraining, "validation_step", watched)
+    folder, wer = train(
+        options(corpus, out, "epochs=2", "ema=0.9", "average=1", "optimizer.lr=1e-3", "model.prompt=[2,3]")
+    )
+    assert prompts and all(prompt == [2, 3] for prompt in prompts)
     checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     mean, current = checkpoint["state_dict"], checkpoint["current_model_state"]
     name = next(key for key in mean if key.startswith("model.transformer.encoder.layers.0") and mean[key].ndim == 2)
@@ -367,7 +408,8 @@ def test_a_running_mean_of_the_weights_is_what_is_kept(corpus, tmp_path):
     model = SpeechModel.load(folder)
     torch.testing.assert_close(model.state_dict()[name.removeprefix("model.")], kept)
     assert wer == pytest.approx(float(best.stem.split("-")[1]), abs=0.01)
-    train(options(corpus, out, "epochs=3", "ema=0.9", "average=1", "optimizer.lr=1e-3", "resume=true"))
+    common = ["ema=0.9", "average=1", "optimizer.lr=1e-3", "model.prompt=[2,3]"]
+    train(options(corpus, out, "epochs=3", *common, "resume=true"))
 
 
 def test_an_epoch_tells_padding_waiting_and_speed(corpus, tmp_path, caplog):
