@@ -12,33 +12,46 @@ from collections.abc import Callable
 
 Normalizer = Callable[[str], str]
 
-_APOSTROPHES = dict.fromkeys(map(ord, "’‘ʼ`´′＇"), "'")
+JOINERS = "\u200c\u200d"  # between the letters of a word in several scripts
+_MARKS = (
+    "\u00ad\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"  # hyphenation, direction
+)
+# before NFKC, which makes a space and an accent of ´, and 102 of 10²
+_TIDY = {**dict.fromkeys(map(ord, "’‘ʼ`´′＇"), "'"), **dict.fromkeys(map(ord, _MARKS)), ord("\u200b"): " "}
+_TIDY_ENGLISH = {**_TIDY, **dict.fromkeys(map(ord, JOINERS)), **dict.fromkeys(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹"), " ")}
 _CURRENCIES = {"$": ("dollar", "cent", "cents"), "£": ("pound", "penny", "pence"), "€": ("euro", "cent", "cents")}
 _NUMBER = re.compile(
-    r"(?P<currency>[$£€])?\s?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?P<suffix>(?:st|nd|rd|th)\b|s\b|\s?%)?"
+    r"(?P<currency>[$£€])?\s?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
+    r"(?(currency)(?P<scale>\s(?:thousand|million|billion|trillion)\b)?)(?P<suffix>(?:st|nd|rd|th)\b|'?s\b|\s?%)?"
 )
+_FRACTION = re.compile(r"(?P<whole>(?<=\d)\s?)?(?P<part>[½¼¾])")
+_PARTS = {"½": "a half", "¼": "a quarter", "¾": "three quarters"}
+_INSIDE = f"'{JOINERS}"
 _SYMBOLS = {"&": " and ", "%": " percent ", "+": " plus ", "=": " equals ", "@": " at "}
 
 
 def english(text: str) -> str:
     """Lower-case words of a-z and inner apostrophes, digits as words: `"It's 25% of $3.50!"` -> `it's twenty five
     percent of three dollars fifty cents`. Accents are dropped; anything else becomes a space."""
-    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES).lower()
-    text = _NUMBER.sub(_spoken_number, text)
+    text = text.replace("`", "'")
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", _FRACTION.sub(_spoken_fraction, text.translate(_TIDY_ENGLISH)))
+    text = _NUMBER.sub(_spoken_number, text.lower())
     for symbol, word in _SYMBOLS.items():
         text = text.replace(symbol, word)
-    text = unicodedata.normalize("NFKD", text)
-    text = "".join(c for c in text if not unicodedata.combining(c))
+    if not text.isascii():
+        text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     text = re.sub(r"[^a-z']+", " ", text)
     text = re.sub(r"(?<![a-z])'+|'+(?![a-z])", "", text)  # quotation marks; only apostrophes inside a word stay
     return " ".join(text.split())
 
 
 def neutral(text: str) -> str:
-    """Any script: NFKC, lower case, punctuation and symbols to spaces, inner apostrophes kept, single spaces."""
-    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES).lower()
-    text = "".join(c if c == "'" or unicodedata.category(c)[0] in "LMN" else " " for c in text)
-    text = re.sub(r"(?<!\w)'|'(?!\w)", " ", text)
+    """Any script: NFKC, lower case, punctuation and symbols to spaces, inner apostrophes and joiners kept, single
+    spaces."""
+    text = unicodedata.normalize("NFKC", text.translate(_TIDY)).lower()
+    text = "".join(c if c in _INSIDE or unicodedata.category(c)[0] in "LMN" else " " for c in text)
+    text = re.sub(rf"(?<!\w)'|'(?!\w)|(?<!\S)[{JOINERS}]+", " ", text)
     return " ".join(text.split())
 
 
@@ -64,6 +77,8 @@ def _spoken_number(match: re.Match[str]) -> str:
     whole, point, part = number.partition(".")
     if len(whole) > 15 or (len(whole) > 1 and whole.startswith("0")):
         words = " ".join(num2words(int(d)) if d != "." else "point" for d in number)
+    elif match["scale"]:
+        words = f"{english(number)}{match['scale']} {_CURRENCIES[match['currency']][0]}s"
     elif match["currency"]:
         words = _money(number, *_CURRENCIES[match["currency"]])
     elif point:
@@ -74,11 +89,17 @@ def _spoken_number(match: re.Match[str]) -> str:
         words = num2words(int(whole), to="year")
     else:
         words = num2words(int(whole))
-    if suffix == "s":
+    if suffix == "'s" and not whole.endswith("0"):  # the 11's crew, but the 1990's
+        words += suffix
+    elif suffix in ("s", "'s"):
         words = words[:-1] + "ies" if words.endswith("y") else words + ("es" if words.endswith("x") else "s")
     if suffix == "%":
         words += " percent"
     return f" {words} ".replace("-", " ").replace(",", "")
+
+
+def _spoken_fraction(match: re.Match[str]) -> str:
+    return f"{'' if match['whole'] is None else ' and'} {_PARTS[match['part']]} "
 
 
 def _money(amount: str, unit: str, hundredth: str, hundredths: str) -> str:

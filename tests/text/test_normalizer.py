@@ -20,6 +20,12 @@ from asr.text.normalizer import english, get_normalizer, neutral
         ("THE 1ST OF THE 1990S", "the first of the nineteen nineties"),
         ("agent 007", "agent zero zero seven"),
         ("the 80s", "the eighties"),
+        ("the 1990's, Apollo 11's crew", "the nineteen nineties apollo eleven's crew"),
+        ("$3 million, $2.5 billion", "three million dollars two point five billion dollars"),
+        ("2½ miles, ¾ full, 3 ¼", "two and a half miles three quarters full three and a quarter"),
+        ("10² words¹", "ten words"),
+        ("it´s don´t", "it's don't"),
+        ("co\u00adoperate \ufeffhere", "cooperate here"),
         ("Café naïve", "cafe naive"),
         ("salt & pepper", "salt and pepper"),
         ("well-known--fact", "well known fact"),
@@ -40,6 +46,16 @@ def test_neutral_keeps_every_script():
     assert neutral("你好，世界！") == "你好 世界"
     assert neutral("Привет, Мир!") == "привет мир"
     assert neutral("L’ÉTÉ déjà") == "l'été déjà"
+    assert neutral("it´s") == "it's"
+
+
+@pytest.mark.parametrize("word", ["ශ්\u200dරී", "می\u200cخواهم", "क्\u200dष"])
+def test_neutral_keeps_joiners_within_words(word):
+    assert neutral(f"{word}, {word}") == f"{word} {word}"
+
+
+def test_neutral_drops_what_is_not_seen():
+    assert neutral("Wör\u00adter \u200dund\u200bmehr \u200d \u202bא") == "wörter und mehr א"
 
 
 def test_an_unknown_normaliser_names_the_choices():
