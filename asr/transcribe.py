@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -98,15 +99,15 @@ def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[P
 
 def _files(arguments: list[str], takes: str) -> list[str]:
     """The arguments, each folder among them replaced by the sound (or the matrices) under it."""
-    from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES
+    from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, files_under
 
     suffixes = MATRIX_SUFFIXES if takes == "matrix" else AUDIO_SUFFIXES
     found = []
     for argument in arguments:
-        if argument == "-" or not Path(argument).is_dir():
+        if argument == "-" or not os.path.isdir(argument):
             found.append(argument)
             continue
-        inside = [str(path) for path in sorted(Path(argument).rglob("*")) if path.suffix.lower() in suffixes]
+        inside = [str(path) for path in sorted(files_under(argument)) if path.suffix.lower() in suffixes]
         if not inside:
             fail("asr.transcribe", f"{argument}: no {takes} in this folder")
         found += inside

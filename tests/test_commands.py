@@ -223,6 +223,16 @@ def test_bad_files_get_one_line_each_and_the_others_their_text(files):
         assert line.startswith(f"asr.transcribe: {path}: ")
 
 
+def test_names_that_cannot_be_are_one_line_each(files):
+    (files / os.fsdecode(b"caf\xe9.wav")).write_bytes(b"")
+    bad = ["x" * 300 + ".wav", os.fsdecode(os.fsencode(files) + b"/caf\xe9.wav")]
+    done = run("asr.transcribe", "--format", "json", "--model", files / "model", *bad, files / "a.wav")
+    assert done.returncode == 1
+    rows = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    assert len(rows) == 3 and rows[1]["error"].endswith("caf\ufffd.wav: the file is empty")
+    assert len(done.stderr.splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -29,6 +29,8 @@ MATRIX_SUFFIXES = frozenset({".npy", ".pt"})
 UNKNOWN = 2**60  # samples and more in the header of a file that was written to a pipe
 LOWEST_RATE = 100  # samples a second that are not taken for a damaged header
 _BLOCK_SECONDS = 30
+_MARGIN = 0.2  # seconds around a part of a file that are decoded, too: what resamplers and decoders reach
+_TABLE = 4096  # bytes in which an MP3's table, or the tags at its end, would be
 _FINEST = 640  # parts of a sample at 16 kHz in which other rates are counted: 11,025 Hz needs so many
 
 Source = str | os.PathLike | bytes | BinaryIO
@@ -38,31 +40,63 @@ class AudioError(ValueError):
     """A sound that cannot be read; the message names it and says why."""
 
 
+def files_under(folder: str | os.PathLike) -> Iterator[Path]:
+    """All files in a folder and the folders in it, also those that are linked to, in order; hidden ones are none."""
+    seen = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        place = os.path.realpath(parent)
+        if place in seen:  # a link to a folder that it lies in
+            folders.clear()
+            continue
+        seen.add(place)
+        yield from (Path(parent, name) for name in sorted(files) if not name.startswith("."))
+
+
 def printable(path: str | os.PathLike) -> str:
     """A path as text: what in it is not UTF-8 becomes U+FFFD."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def read_audio(source: Source, name: str | None = None) -> np.ndarray:
-    """Samples `(N,)`, float32 in [-1, 1], mono, 16 kHz, of a path, `-` (standard input), bytes or a binary file.
+def read_audio(source: Source, name: str | None = None, start: float = 0.0, end: float = math.inf) -> np.ndarray:
+    """Samples `(N,)`, float32 in [-1, 1], mono, 16 kHz, of a path, `-` (standard input), bytes or a binary file: those
+    from `start` to `end` seconds that there are. Of the rest as little is decoded as the format allows.
 
     `name` is what errors call the source. Raises AudioError for what is missing, empty or no sound.
     """
-    blocks = list(stream_audio(source, name))
+    begin = max(0, math.floor(start - _MARGIN))
+    stop = None if end == math.inf else math.ceil(end + _MARGIN)
+    last = sys.maxsize if stop is None else round(end * SAMPLE_RATE) - begin * SAMPLE_RATE
+    blocks = list(_between(_stream(source, name, begin, stop), round(start * SAMPLE_RATE) - begin * SAMPLE_RATE, last))
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
 
 
 def stream_audio(source: Source, name: str | None = None) -> Iterator[np.ndarray]:
     """The samples of `read_audio` in blocks of about 30 s."""
+    yield from _stream(source, name, 0, None)
+
+
+def _stream(source: Source, name: str | None, begin: int, stop: int | None) -> Iterator[np.ndarray]:
+    """The same from `begin` seconds on, as far as there are any; about those to `stop`."""
     name = name or ("<bytes>" if isinstance(source, bytes) else "<stdin>" if source == "-" else str(source))
     file = _open(source, name)
     try:
         if not file.read(1):
             raise AudioError(f"{name}: the file is empty")
         file.seek(0)
-        yield from _decode(file, name)
+        yield from _decode(file, name, begin, stop)
     finally:
         file.close()
+
+
+def _between(blocks: Iterator[np.ndarray], first: int, last: int) -> Iterator[np.ndarray]:
+    """Of the samples in blocks those from `first` to before `last`."""
+    place = 0
+    for block in blocks:
+        yield block[max(0, first - place) : max(0, last - place)]
+        place += len(block)
+        if place >= last:
+            return
 
 
 def read_duration(source: Source, name: str | None = None) -> float:
@@ -71,10 +105,9 @@ def read_duration(source: Source, name: str | None = None) -> float:
 
     name = name or str(source)
     with _open(source, name) as file:
-        with contextlib.suppress(soundfile.LibsndfileError):
-            info = soundfile.info(file)
-            if info.frames < UNKNOWN:
-                return info.duration
+        with contextlib.suppress(soundfile.LibsndfileError), soundfile.SoundFile(file) as sound:
+            if sound.frames < UNKNOWN and not _is_estimate(sound, file) and not _goes_on(sound, file):
+                return sound.frames / sound.samplerate
         file.seek(0)
         return sum(map(len, stream_audio(file, name))) / SAMPLE_RATE
 
@@ -118,14 +151,20 @@ def _open(source: Source, name: str) -> BinaryIO:
         raise AudioError(f"{name}: no such file") from None
     except OSError as error:
         raise AudioError(f"{name}: {error.strerror}") from None
+    except ValueError as error:  # a null character
+        raise AudioError(f"{name}: {error}") from None
     if file.seekable():
         return file
     with file:  # a pipe
         return io.BytesIO(file.read())
 
 
-def _decode(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
+def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator[np.ndarray]:
     import soundfile
+
+    def by_ffmpeg(reason: str) -> Iterator[np.ndarray]:
+        file.seek(0)
+        return _between(_decode_with_av(file, name, reason), begin * SAMPLE_RATE, sys.maxsize)
 
     try:
         sound = soundfile.SoundFile(file)
@@ -133,21 +172,60 @@ def _decode(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
         file.seek(0)
         if _is_text(file.read(1000)):
             raise AudioError(f"{name}: this is text, not sound") from None
-        file.seek(0)
-        yield from _decode_with_av(file, name, str(error))
+        yield from by_ffmpeg(str(error))
         return
     with sound:
         if sound.frames >= UNKNOWN:  # libsndfile loses its place in it
-            file.seek(0)
-            yield from _decode_with_av(file, name, "the header does not say how long it is.")
+            yield from by_ffmpeg("the header does not say how long it is.")
+            return
+        if _goes_on(sound, file):
+            yield from by_ffmpeg("there is more in it than its header says.")
             return
         if sound.samplerate < LOWEST_RATE:
             raise AudioError(f"{name}: its header says {sound.samplerate} samples a second")
+        skipped = begin if sound.seekable() else 0
+        if skipped:
+            sound.seek(min(skipped * sound.samplerate, sound.frames))
+        most = sys.maxsize if stop is None else (stop - skipped) * sound.samplerate
         mono = (
             block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
-            for block in _soundfile_blocks(sound, name, soundfile.LibsndfileError)
+            for block in _soundfile_blocks(sound, most, name, soundfile.LibsndfileError)
         )
-        yield from _resample(mono, sound.samplerate)
+        yield from _between(_resample(mono, sound.samplerate), (begin - skipped) * SAMPLE_RATE, sys.maxsize)
+
+
+def _is_estimate(sound, file: BinaryIO) -> bool:
+    """Whether an MP3, just opened, has no table that says how long it is (libsndfile goes by its first frame then)."""
+    if sound.format != "MP3":
+        return False
+    place = file.tell()
+    file.seek(max(0, place - _TABLE))
+    head = file.read(_TABLE)
+    file.seek(place)
+    return not any(name in head for name in (b"Xing", b"Info", b"VBRI"))
+
+
+def _goes_on(sound, file: BinaryIO) -> bool:
+    """Whether an MP3 or Ogg file has sound after the end that libsndfile takes for its own, and reads to: several that
+    were joined, or an MP3 of varying bit rate without a table."""
+    if sound.format == "OGG":
+        place, streams, rest = file.tell(), 0, b""
+        file.seek(0)
+        while block := file.read(1 << 20):
+            streams += (rest + block).count(b"OggS\0\2")  # the first page of each
+            rest = block[-5:]
+        file.seek(place)
+        return streams > 1
+    if sound.format != "MP3":
+        return False
+    seconds = sound.seek(0, os.SEEK_END) / sound.samplerate
+    end = file.tell()  # some frames before what is read last
+    tags = file.read(_TABLE)  # of the kinds that come last, and may be long
+    size = file.seek(0, os.SEEK_END)
+    file.seek(end)
+    sound.seek(0)
+    more = size - end > 1024 + 0.2 * end / max(seconds, 0.1)
+    return more and not any(name in tags for name in (b"APETAGEX", b"LYRICSBEGIN"))
 
 
 def _is_text(head: bytes) -> bool:
@@ -168,15 +246,17 @@ def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
                 raise AudioError(f"{name}, line {number}: not text in UTF-8") from None
 
 
-def _soundfile_blocks(sound, name: str, error_type: type[Exception]) -> Iterator[np.ndarray]:
-    while True:
+def _soundfile_blocks(sound, most: int, name: str, error_type: type[Exception]) -> Iterator[np.ndarray]:
+    """At most so many frames."""
+    while most > 0:
         try:
-            block = sound.read(_BLOCK_SECONDS * sound.samplerate, dtype="float32", always_2d=True)
+            block = sound.read(min(most, _BLOCK_SECONDS * sound.samplerate), dtype="float32", always_2d=True)
         except error_type as error:
             raise AudioError(f"{name}: damaged after {sound.tell() / sound.samplerate:.1f} s ({error})") from None
         if not len(block):
             return
         yield np.nan_to_num(block, nan=0.0, posinf=1.0, neginf=-1.0)
+        most -= len(block)
 
 
 def _decode_with_av(file: BinaryIO, name: str, reason: str) -> Iterator[np.ndarray]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,10 +46,13 @@ def _copies(cuts: CutSet, folder: Path) -> Iterator[MonoCut]:
     for cut in cuts:
         if input_kind(cut) != "sound":
             raise ValueError(f"--wav is for sound, and {cut.id} is {input_kind(cut)}")
-    read = {Path(cut.recording.sources[0].source).resolve() for cut in cuts}
-    for path in (_wav(cut.id, folder) for cut in cuts):
-        if path in read:
-            raise ValueError(f"--wav {folder}: {path} would be written over what is read")
+    paths = [_wav(cut.id, folder) for cut in cuts]
+    twice = next((path for path, count in Counter(paths).items() if count > 1), None)
+    if twice:
+        raise ValueError(f"--wav {folder}: two utterances would be written to {twice}")
+    there = next((path for path in paths if path.exists()), None)
+    if there:
+        raise ValueError(f"--wav {folder}: {there} is there already, and may be another corpus'")
     for cut, sound in iterate(cuts):
         copy = _as_wav(cut.id, sound, "", None, folder)
         custom = {key: value for key, value in (cut.custom or {}).items() if key not in PLACE} or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, printable, read_lines
+from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, files_under, printable, read_lines
 from asr.corpus.utterances import Utterance
 
 
@@ -13,7 +13,7 @@ def read_folder(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
     """The utterances under `folder`; ids are paths relative to it, without suffix. Files without a `.txt` are not
     part of a `transcribed` corpus. Raises ValueError where it has none, or a `.txt` is not in UTF-8."""
     found = False
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(files_under(folder)):
         transcript = path.with_suffix(".txt")
         if path.suffix.lower() in AUDIO_SUFFIXES | MATRIX_SUFFIXES and (transcript.is_file() or not transcribed):
             found = True

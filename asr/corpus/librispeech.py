@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lhotse.utils import resumable_download, safe_extract
 
-from asr.audio.reading import read_lines
+from asr.audio.reading import files_under, read_lines
 from asr.corpus.utterances import Utterance
 
 logger = logging.getLogger(__name__)
@@ -31,16 +31,20 @@ NUMBERS = {**dict.fromkeys(FULL, 12), **dict.fromkeys(MINI, 31)}  # of the resou
 
 
 def is_librispeech(folder: Path) -> bool:
-    return next(folder.rglob("*.trans.txt"), None) is not None
+    return next(_transcripts(folder), None) is not None
 
 
 def read_librispeech(folder: Path) -> Iterator[Utterance]:
     """The utterances of a part (`LibriSpeech/train-clean-100`), or of all parts under `folder`."""
-    for transcripts in sorted(folder.rglob("*.trans.txt")):
+    for transcripts in sorted(_transcripts(folder)):
         for line in read_lines(transcripts):
             name, _, text = line.partition(" ")
             if name:
                 yield Utterance(name, transcripts.parent / f"{name}.flac", text, speaker=name.split("-")[0])
+
+
+def _transcripts(folder: Path) -> Iterator[Path]:
+    return (path for path in files_under(folder) if path.name.endswith(".trans.txt"))
 
 
 def download_librispeech(part: str, folder: Path, url: str = OPENSLR) -> Path:

@@ -1,8 +1,8 @@
 """A NeMo-style JSONL manifest, as a file beside its audio or as `manifest.jsonl` inside a tar with it.
 
 One JSON object a line: `audio_filepath` (relative to the manifest) and `text` (but for sound without transcripts) are
-needed; `id`, `speaker`, and `offset` and `duration` in seconds are used where they are given. A line may have `source`
-instead of `audio_filepath`: a text, of which `text` is what a model shall write (translation, for one).
+needed; `id`, `speaker`, and of sound `offset` and `duration` in seconds are used where they are given. A line may have
+`source` instead of `audio_filepath`: a text, of which `text` is what a model shall write (translation, for one).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
         default = entry.get("audio_filepath") or f"line {number}"
         if entry.get("offset") is not None:  # one of several in a file
             default += f"-{entry['offset']}"
-        yield entry | {"id": str(entry.get("id") or default)}
+        yield entry | {"id": default if entry.get("id") in (None, "") else str(entry["id"])}
 
 
 def _utterance(entry: dict[str, Any], path: Path) -> Utterance:

@@ -23,11 +23,13 @@ from asr.audio.reading import (
     SAMPLE_RATE,
     STEPS_PER_SECOND,
     AudioError,
+    printable,
     read_audio,
     read_duration,
     read_matrix,
 )
 
+ROUNDING = 0.1  # seconds at the end of a file that its header may not count
 TRIES, PATIENCE = 3, 1.0  # of reading a URL, and the seconds in between
 
 logger = logging.getLogger(__name__)
@@ -85,14 +87,28 @@ def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
 
 
 def write_cuts(cuts: CutSet, path: Path) -> None:
-    """Writes cuts (`.jsonl.gz`) whole or not at all, into a folder that is made where it is missing. Raises ValueError
-    where there are none."""
+    """Writes cuts (`.jsonl.gz`) whole or not at all, into a folder that is made where it is missing; those with a name
+    that is not UTF-8 are left out, by name. Raises ValueError where there are none."""
+    skipped = Skipped(str(path))
+    cuts = CutSet.from_cuts([cut for cut in cuts if _can_be_written(cut, skipped)])
+    skipped.report()
     if not len(cuts):
         raise ValueError(f"{path}: there is no utterance to write")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")  # whose suffix tells Lhotse how to write
     cuts.to_file(unfinished)
     unfinished.rename(path)
+
+
+def _can_be_written(cut: MonoCut, skipped: Skipped) -> bool:
+    skipped.total += 1
+    source = cut.recording.sources[0].source if cut.recording else ""
+    try:
+        " ".join([cut.id, source, *(supervision.text or "" for supervision in cut.supervisions)]).encode()
+    except UnicodeEncodeError:
+        skipped.add(printable(cut.id), "its name, its file's or its transcript is not UTF-8")
+        return False
+    return True
 
 
 def input_kind(cut: MonoCut) -> str:
@@ -109,13 +125,12 @@ def read_cut(cut: MonoCut) -> np.ndarray | str:
     if "matrix" in custom:
         return read_matrix(custom["matrix"])
     path = cut.recording.sources[0].source
+    source, name = path, None
     if "tar_offset" in custom:
-        samples = read_audio(_tar_member(path, custom["tar_offset"], custom["tar_size"]), f"{path}:{cut.id}")
-    else:
-        samples = read_audio(path)
-    first, last = round(cut.start * SAMPLE_RATE), round(cut.end * SAMPLE_RATE)
-    if first or last < len(samples) - SAMPLE_RATE // 10:
-        samples = samples[first:last]
+        source, name = _tar_member(path, custom["tar_offset"], custom["tar_size"]), f"{path}:{cut.id}"
+    samples = read_audio(source, name, cut.start, cut.end + ROUNDING)
+    if cut.start or len(samples) >= round((cut.duration + ROUNDING) * SAMPLE_RATE):
+        samples = samples[: round(cut.duration * SAMPLE_RATE)]
     if not len(samples):
         raise AudioError(f"{path}: no sound in it from {cut.start:.2f} to {cut.end:.2f} s")
     _check_whole(path, len(samples) / SAMPLE_RATE, cut.duration)
@@ -142,6 +157,8 @@ def _make_cut(utterance: Utterance) -> MonoCut:
         if not utterance.source.strip():
             raise AudioError(f"{path}: an empty source")
     elif path.suffix in MATRIX_SUFFIXES:
+        if utterance.offset:
+            raise AudioError(f"{path}: a matrix is one utterance, and has no offset")
         matrix = read_matrix(path)
         custom.update(matrix=str(path.absolute()), width=matrix.shape[1])
         recording, duration = None, len(matrix) / STEPS_PER_SECOND

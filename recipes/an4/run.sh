@@ -18,6 +18,7 @@ if begin 1 "cuts of train, dev (5 speakers of train) and test"; then
   else
     wrong "--data '$data' holds neither etc/an4_train.fileids nor an4.train.tar"
   fi
+  rm -rf "$cuts/wav"
   python -m asr.corpus prepare "$train" --wav "$cuts/wav/train" --out "$cuts/all.jsonl.gz"
   python -m asr.corpus prepare "$test" --wav "$cuts/wav/test" --out "$cuts/test.jsonl.gz"
   python -m asr.corpus split "$cuts/all.jsonl.gz" --speakers 5 --out "$cuts/dev.jsonl.gz" --rest "$cuts/train.jsonl.gz"

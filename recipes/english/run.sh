@@ -19,7 +19,7 @@ if begin 1 cuts; then
   for part in train dev; do
     compgen -G "$speech/*.$part.tar" > /dev/null || wrong "--speech '$speech' holds no *.$part.tar"
   done
-  rm -f "$cuts"/*.jsonl.gz # of other speech, perhaps
+  rm -rf "$cuts"/{*.jsonl.gz,wav} # of other speech, perhaps
   for tar in "$speech"/*.tar; do
     name=$(basename "$tar" .tar)
     python -m asr.corpus prepare "$tar" --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
@@ -34,6 +34,7 @@ fi
 synthetic() {
   python "$(dirname "${BASH_SOURCE[0]}")/../synthesis/sentences.py" --text "$text" \
     --exclude "$cuts"/*.dev.jsonl.gz "$cuts"/*.test.jsonl.gz --processes "$(nproc)" --out "$cuts/$1" "${@:2}"
+  rm -rf "$cuts/wav/$1"
   python -m asr.corpus prepare "$cuts/$1/manifest.jsonl" --wav "$cuts/wav/$1" --out "$cuts/$1.train.jsonl.gz"
 }
 

@@ -14,7 +14,7 @@ parse speech exp/pretrain 5 "$@"
 labelled=librispeech-train-clean-5.train dev=librispeech-dev-clean-half.dev
 
 if begin 1 "cuts; 286 utterances (1 h) with their transcripts, 100 of dev to choose checkpoints by"; then
-  rm -f "$cuts"/*.jsonl.gz # of other speech, perhaps
+  rm -rf "$cuts"/{*.jsonl.gz,wav} # of other speech, perhaps
   for tar in "$speech"/*.train.tar "$speech/$dev.tar"; do
     [ -f "$tar" ] || wrong "--speech '$speech' holds no $(basename "$tar")"
     name=$(basename "$tar" .tar)

@@ -75,6 +75,65 @@ def test_a_header_that_does_not_know_the_length(tmp_path, tone):
         read_duration(tmp_path / "a.flac")
 
 
+@pytest.mark.parametrize(
+    ("suffix", "settings"),
+    [
+        ("mp3", {"format": "MP3"}),
+        ("ogg", {"format": "OGG", "subtype": "VORBIS"}),
+        ("opus", {"format": "OGG", "subtype": "OPUS"}),
+    ],
+)
+def test_files_that_were_joined_are_heard_to_their_end(tmp_path, settings, suffix):
+    """libsndfile ends where the first one does."""
+    once, twice = tmp_path / f"once.{suffix}", tmp_path / f"twice.{suffix}"
+    soundfile.write(once, np.random.default_rng(0).normal(0, 0.1, 3 * SAMPLE_RATE), SAMPLE_RATE, **settings)
+    twice.write_bytes(2 * once.read_bytes())
+    assert read_duration(once) == pytest.approx(3.0, abs=0.1)
+    if importlib.util.find_spec("av"):
+        assert read_duration(twice) == pytest.approx(6.0, abs=0.2)
+        assert len(read_audio(twice)) == pytest.approx(6 * SAMPLE_RATE, abs=3200)
+        return
+    with pytest.raises(AudioError, match="there is more in it than its header says"):
+        read_audio(twice)
+
+
+@pytest.mark.parametrize("quiet", [0, 5])
+def test_an_mp3_without_a_table_is_as_long_as_its_frames(tmp_path, quiet):
+    """Of varying bit rate, and with silence first it seems longer than it is, without seems shorter."""
+    sound = np.concatenate([np.zeros(quiet * SAMPLE_RATE), np.random.default_rng(0).normal(0, 0.1, 5 * SAMPLE_RATE)])
+    path = tmp_path / "a.mp3"
+    soundfile.write(path, sound, SAMPLE_RATE, format="MP3", bitrate_mode="VARIABLE", compression_level=0.5)
+    data = path.read_bytes()
+    path.write_bytes(data[data.index(data[:2], 100) :])  # the first frame holds the table
+    pytest.importorskip("av")
+    assert read_duration(path) == pytest.approx(len(sound) / SAMPLE_RATE, abs=0.15)
+    assert len(read_audio(path)) == pytest.approx(len(sound), abs=2400)
+
+
+@pytest.mark.parametrize("tag", [b"TAG" + bytes(125), b"APETAGEX" + bytes(30_000)])
+def test_a_tag_at_the_end_of_an_mp3_is_no_sound(tmp_path, tag):
+    path = tmp_path / "a.mp3"
+    soundfile.write(path, np.random.default_rng(0).normal(0, 0.1, 3 * SAMPLE_RATE), SAMPLE_RATE, format="MP3")
+    before = read_audio(path)
+    path.write_bytes(path.read_bytes() + tag)
+    assert np.array_equal(read_audio(path), before) and read_duration(path) == len(before) / SAMPLE_RATE
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 22050, 44100])
+@pytest.mark.parametrize(
+    ("suffix", "subtype"), [("wav", "PCM_16"), ("wav", "GSM610"), ("flac", "PCM_16"), ("mp3", None)]
+)
+def test_a_part_is_that_part_of_the_whole(tmp_path, rate, suffix, subtype):
+    path = tmp_path / f"a.{suffix}"
+    soundfile.write(path, np.random.default_rng(0).normal(0, 0.1, 70 * rate), rate, subtype=subtype)
+    whole = read_audio(path)
+    for start, end in ((0.0, 1.5), (0.3, 2.0), (33.333, 40.0), (69.0, 75.0), (80.0, 81.0)):
+        first, last = round(start * SAMPLE_RATE), round(end * SAMPLE_RATE)
+        part = read_audio(path, start=start, end=end)
+        assert len(part) == len(whole[first:last])
+        np.testing.assert_allclose(part, whole[first:last], atol=1e-5)
+
+
 def test_channels_are_averaged(tmp_path, tone):
     soundfile.write(tmp_path / "a.wav", np.stack([tone(), 0 * tone()], axis=1), SAMPLE_RATE, subtype="FLOAT")
     assert np.abs(read_audio(tmp_path / "a.wav") - tone() / 2).max() < 1e-6

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import tarfile
 
 import numpy as np
@@ -8,7 +9,7 @@ import soundfile
 from lhotse import CutSet
 from lhotse.supervision import AlignmentItem
 
-from asr.audio.reading import SAMPLE_RATE
+from asr.audio.reading import SAMPLE_RATE, read_audio
 from asr.corpus import iterate, open_corpus, read_cut
 from asr.corpus.__main__ import main
 
@@ -280,6 +281,73 @@ def test_cuts_made_elsewhere_may_be_of_another_rate(tmp_path, tone):
     assert len(read_cut(open_corpus(tmp_path / "cuts.jsonl.gz")[0])) == SAMPLE_RATE
 
 
+def test_parts_of_a_long_file_are_read_alone(tmp_path, tone, monkeypatch):
+    """The form of most corpora of talks: every utterance a part of an hour."""
+    rng, decoded, read = np.random.default_rng(0), [], soundfile.SoundFile.read
+
+    def watched(self, frames, *rest, **settings):
+        decoded.append(frames)
+        return read(self, frames, *rest, **settings)
+
+    for suffix in ("wav", "flac", "opus"):
+        path = tmp_path / f"a.{suffix}"
+        subtype = {"format": "OGG", "subtype": "OPUS"} if suffix == "opus" else {}
+        soundfile.write(path, rng.normal(0, 0.1, 200 * SAMPLE_RATE), SAMPLE_RATE, **subtype)
+        whole = read_audio(path)
+        entries = [{"audio_filepath": path.name, "text": "x", "offset": at, "duration": 2.5} for at in (0, 31.7, 197.5)]
+        (tmp_path / "m.jsonl").write_text(manifest(entries))
+        for cut in open_corpus(tmp_path / "m.jsonl"):
+            first = round(cut.start * SAMPLE_RATE)
+            with monkeypatch.context() as patch:
+                patch.setattr(soundfile.SoundFile, "read", watched)
+                assert np.abs(read_cut(cut) - whole[first : first + 40_000]).max() < 1e-6
+    assert decoded and max(decoded) <= 5 * SAMPLE_RATE
+
+
+def test_a_name_may_be_the_number_zero(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(manifest([{"id": 0, "audio_filepath": "a.wav", "text": "one"}]))
+    assert open_corpus(tmp_path / "m.jsonl")[0].id == "0"
+
+
+def test_what_has_a_name_that_is_not_utf_8_is_not_written(tmp_path, tone, monkeypatch, caplog):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "a.txt").write_text("one")
+    for suffix in (".wav", ".txt"):
+        (tmp_path / os.fsdecode(b"caf\xe9" + suffix.encode())).write_bytes((tmp_path / f"a{suffix}").read_bytes())
+    run("prepare", tmp_path, "--out", tmp_path / "cuts.jsonl.gz", monkeypatch=monkeypatch)
+    assert [cut.id for cut in open_corpus(tmp_path / "cuts.jsonl.gz")] == ["a"]
+    assert "1 of 2 utterances left out" in caplog.text
+
+
+def test_a_part_of_a_matrix_is_left_out(tmp_path, caplog):
+    np.save(tmp_path / "a.npy", np.ones((100, 4), np.float32))
+    entries = [{"audio_filepath": "a.npy", "text": "one"}, {"audio_filepath": "a.npy", "text": "two", "offset": 0.5}]
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    assert [cut.supervisions[0].text for cut in open_corpus(tmp_path / "m.jsonl")] == ["one"]
+    assert "a matrix is one utterance, and has no offset" in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["a\0.wav", "a\udce9.wav"])
+def test_a_name_that_cannot_be_is_left_out(tmp_path, tone, caplog, broken):
+    write(tmp_path / "a.wav", tone(1.0))
+    entries = [{"audio_filepath": name, "text": "one"} for name in ("a.wav", broken)]
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    assert len(open_corpus(tmp_path / "m.jsonl")) == 1
+    assert "1 of 2 utterances left out" in caplog.text
+
+
+def test_folders_that_are_linked_to_are_read_and_hidden_files_are_not(tmp_path, tone):
+    for name in ("there/b", "here/a", "here/._a"):
+        path = tmp_path / f"{name}.wav"
+        path.parent.mkdir(exist_ok=True)
+        write(path, tone(1.0))
+        path.with_suffix(".txt").write_text("one")
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "there")
+    (tmp_path / "there" / "back").symlink_to(tmp_path / "here")
+    assert [cut.id for cut in open_corpus(tmp_path / "here")] == ["a", "link/b"]
+
+
 def test_a_speaker_may_be_a_number(tmp_path, tone):
     write(tmp_path / "a.wav", tone(1.0))
     entries = [{"id": str(n), "audio_filepath": "a.wav", "text": "one", "speaker": n} for n in (0, 84, None)]
@@ -351,8 +419,27 @@ def test_decoded_sound_is_not_written_over_the_corpus(tmp_path, tone, monkeypatc
     content = (tmp_path / "a.wav").read_bytes()
     with pytest.raises(SystemExit, match="2"):
         run("prepare", tmp_path, "--wav", tmp_path, "--out", tmp_path / "c.jsonl.gz", monkeypatch=monkeypatch)
-    assert "a.wav would be written over what is read" in capsys.readouterr().err
+    assert "a.wav is there already" in capsys.readouterr().err
     assert (tmp_path / "a.wav").read_bytes() == content
+
+
+def test_decoded_sound_of_one_corpus_is_not_written_over_that_of_another(tmp_path, tone, monkeypatch, capsys):
+    for corpus, hertz in (("one", 440), ("two", 880)):
+        (tmp_path / corpus).mkdir()
+        write(tmp_path / corpus / "a.wav", tone(1.0, hertz))
+        (tmp_path / corpus / "a.txt").write_text(corpus)
+    common = ("--wav", tmp_path / "wav", "--out")
+    run("prepare", tmp_path / "one", *common, tmp_path / "1.jsonl.gz", monkeypatch=monkeypatch)
+    with pytest.raises(SystemExit, match="2"):
+        run("prepare", tmp_path / "two", *common, tmp_path / "2.jsonl.gz", monkeypatch=monkeypatch)
+    assert "may be another corpus'" in capsys.readouterr().err
+    assert np.abs(read_audio(tmp_path / "wav" / "a.wav") - tone(1.0, 440)).max() < 1e-3
+
+    entries = [{"id": name, "audio_filepath": "one/a.wav", "text": "one"} for name in ("/b", "b")]
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    with pytest.raises(SystemExit, match="2"):
+        run("prepare", tmp_path / "m.jsonl", *common, tmp_path / "3.jsonl.gz", monkeypatch=monkeypatch)
+    assert "two utterances would be written to" in capsys.readouterr().err
 
 
 def test_decoded_sound_keeps_what_is_known_of_it(tmp_path, tone, monkeypatch):
