@@ -41,16 +41,16 @@ class AudioError(ValueError):
 
 
 def files_under(folder: str | os.PathLike) -> Iterator[Path]:
-    """All files in a folder and the folders in it, also those that are linked to, in order; hidden ones are none."""
+    """All files in a folder and those in it, also in linked ones, in any order; what is hidden is left out."""
     seen = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = [name for name in folders if not name.startswith(".")]
         place = os.path.realpath(parent)
         if place in seen:  # a link to a folder that it lies in
             folders.clear()
             continue
         seen.add(place)
-        yield from (Path(parent, name) for name in sorted(files) if not name.startswith("."))
+        yield from (Path(parent, name) for name in files if not name.startswith("."))
 
 
 def printable(path: str | os.PathLike) -> str:

@@ -333,7 +333,11 @@ class Recognizer:
 
 
 def _name(recording: Recording) -> str:
-    return "<array>" if isinstance(recording, np.ndarray) else printable(recording)
+    if isinstance(recording, np.ndarray):
+        return "<array>"
+    if not isinstance(recording, str | os.PathLike):
+        raise TypeError(f"a recording is a path or a NumPy array, not {type(recording).__name__}")
+    return printable(recording)
 
 
 @dataclass(eq=False)

@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 Normalizer = Callable[[str], str]
 
-JOINERS = "\u200c\u200d"  # between the letters of a word in several scripts
+_JOINERS = "\u200c\u200d"  # between the letters of a word in several scripts
 _MARKS = (
     "\u00ad\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"  # hyphenation, direction
 )
 # before NFKC, which makes a space and an accent of ´, and 102 of 10²
 _TIDY = {**dict.fromkeys(map(ord, "’‘ʼ`´′＇"), "'"), **dict.fromkeys(map(ord, _MARKS)), ord("\u200b"): " "}
-_TIDY_ENGLISH = {**_TIDY, **dict.fromkeys(map(ord, JOINERS)), **dict.fromkeys(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹"), " ")}
+_TIDY_ENGLISH = {**_TIDY, **dict.fromkeys(map(ord, _JOINERS)), **dict.fromkeys(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹"), " ")}
 _CURRENCIES = {"$": ("dollar", "cent", "cents"), "£": ("pound", "penny", "pence"), "€": ("euro", "cent", "cents")}
 _NUMBER = re.compile(
     r"(?P<currency>[$£€])?\s?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
@@ -26,7 +26,7 @@ _NUMBER = re.compile(
 )
 _FRACTION = re.compile(r"(?P<whole>(?<=\d)\s?)?(?P<part>[½¼¾])")
 _PARTS = {"½": "a half", "¼": "a quarter", "¾": "three quarters"}
-_INSIDE = f"'{JOINERS}"
+_INSIDE = f"'{_JOINERS}"
 _SYMBOLS = {"&": " and ", "%": " percent ", "+": " plus ", "=": " equals ", "@": " at "}
 
 
@@ -51,7 +51,7 @@ def neutral(text: str) -> str:
     spaces."""
     text = unicodedata.normalize("NFKC", text.translate(_TIDY)).lower()
     text = "".join(c if c in _INSIDE or unicodedata.category(c)[0] in "LMN" else " " for c in text)
-    text = re.sub(rf"(?<!\w)'|'(?!\w)|(?<!\S)[{JOINERS}]+", " ", text)
+    text = re.sub(rf"(?<!\w)'|'(?!\w)|(?<!\S)[{_JOINERS}]+", " ", text)
     return " ".join(text.split())
 
 

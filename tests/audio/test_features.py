@@ -70,6 +70,17 @@ def test_statistics_give_zero_mean_and_unit_deviation():
     torch.testing.assert_close(frames.std(dim=0), torch.ones(80), atol=0.01, rtol=0)
 
 
+def test_with_utterance_normalisation_the_deviation_is_around_each_ones_own_mean():
+    loud, quiet = 5 + torch.randn(1, 400, 80), -5 + 2 * torch.randn(1, 400, 80)
+    statistics = RunningStatistics(FeatureConfig(normalization="utterance"))
+    for X in (loud, quiet):
+        statistics.update(X, torch.tensor([400]))
+    mean, std = statistics.result()
+    assert mean.abs().max() < 1e-5
+    expected = torch.stack([X[0].std(dim=0, correction=0).square() for X in (loud, quiet)]).mean(dim=0).sqrt()
+    torch.testing.assert_close(std, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_utterance_normalisation_does_not_hear_the_level():
     front_end = FrontEnd(FeatureConfig(normalization="utterance"))
     sound, lens = torch.randn(1, 16_000), torch.tensor([16_000])

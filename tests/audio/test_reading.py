@@ -134,6 +134,12 @@ def test_a_part_is_that_part_of_the_whole(tmp_path, rate, suffix, subtype):
         np.testing.assert_allclose(part, whole[first:last], atol=1e-5)
 
 
+def test_what_is_no_number_is_silence_or_full_scale(tmp_path):
+    samples = np.array([0.1, np.nan, np.inf, -np.inf, -0.1], np.float32)
+    soundfile.write(tmp_path / "a.wav", samples, SAMPLE_RATE, subtype="FLOAT")
+    np.testing.assert_allclose(read_audio(tmp_path / "a.wav"), [0.1, 0.0, 1.0, -1.0, -0.1], atol=1e-6)
+
+
 def test_channels_are_averaged(tmp_path, tone):
     soundfile.write(tmp_path / "a.wav", np.stack([tone(), 0 * tone()], axis=1), SAMPLE_RATE, subtype="FLOAT")
     assert np.abs(read_audio(tmp_path / "a.wav") - tone() / 2).max() < 1e-6

@@ -106,6 +106,11 @@ def test_arrays_that_are_no_sound_are_refused(recognizer, sound):
         recognizer.transcribe(sound)
 
 
+def test_what_is_neither_a_path_nor_an_array_is_named(recognizer):
+    with pytest.raises(TypeError, match="a path or a NumPy array, not Tensor"):
+        recognizer.transcribe(torch.zeros(16000))
+
+
 def test_two_channels_are_refused_as_an_array(recognizer):
     with pytest.raises(AudioError, match=r"\(N,\)"):
         recognizer.transcribe(np.zeros((100, 2), np.float32))
