@@ -54,7 +54,7 @@ if begin 3 "tokenizer, statistics and training (conf/experiment/$experiment.yaml
 fi
 
 if [ "$first" != "$out" ] && begin 4 "new utterances of the training speech's words"; then
-  splice "$first/model" 2 "$cuts/${train[0]}.jsonl.gz"
+  splice "$first/model" 8 "$cuts/${train[0]}.jsonl.gz"
   finish
 fi
 

@@ -31,7 +31,8 @@ fit() { # COMMAND FOLDER OPTION...
 
 recogniser() { # FOLDER [OPTION...]
   fit asr.train "$1" experiment=mini_librispeech "data.train=[$cuts/hour.jsonl.gz]" data.batch_seconds=40 \
-    data.global_batch_seconds=40 epochs=50 validate_every=5 "${@:2}"
+    data.global_batch_seconds=40 model.subsampling=8 optimizer.kind=adamw optimizer.lr=1.5e-3 average=10 epochs=50 \
+    validate_every=5 "${@:2}"
 }
 
 if begin 2 "pre-training on all sound"; then
