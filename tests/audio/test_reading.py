@@ -110,7 +110,7 @@ def test_an_mp3_without_a_table_is_as_long_as_its_frames(tmp_path, quiet):
     assert len(read_audio(path)) == pytest.approx(len(sound), abs=2400)
 
 
-@pytest.mark.parametrize("tag", [b"TAG" + bytes(125), b"APETAGEX" + bytes(30_000)])
+@pytest.mark.parametrize("tag", [b"TAG" + bytes(125), b"APETAGEX" + bytes(30_000)], ids=["ID3v1", "APE"])
 def test_a_tag_at_the_end_of_an_mp3_is_no_sound(tmp_path, tag):
     path = tmp_path / "a.mp3"
     soundfile.write(path, np.random.default_rng(0).normal(0, 0.1, 3 * SAMPLE_RATE), SAMPLE_RATE, format="MP3")
