@@ -55,7 +55,7 @@ def files_under(folder: str | os.PathLike) -> Iterator[Path]:
 
 def printable(path: str | os.PathLike) -> str:
     """A path as text: what in it is not UTF-8 becomes U+FFFD."""
-    return os.fsencode(path).decode("utf-8", "replace")
+    return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in os.fsdecode(path))
 
 
 def read_audio(source: Source, name: str | None = None, start: float = 0.0, end: float = math.inf) -> np.ndarray:

@@ -59,7 +59,7 @@ class Skipped:
     def add(self, name: str, reason: str) -> None:
         self.count += 1
         if self.count <= self.named:
-            logger.warning("%s: left out %s: %s", self.what, name, reason)
+            logger.warning("%s: left out %s: %s", self.what, printable(name), printable(reason))
 
     def report(self) -> None:
         if self.count:

@@ -328,7 +328,7 @@ def test_a_part_of_a_matrix_is_left_out(tmp_path, caplog):
     assert "a matrix is one utterance, and has no offset" in caplog.text
 
 
-@pytest.mark.parametrize("broken", ["a\0.wav", "a\udce9.wav"], ids=["null", "surrogate"])
+@pytest.mark.parametrize("broken", ["a\0.wav", "a\udce9.wav", "a\ud800.wav"], ids=["null", "escaped", "surrogate"])
 def test_a_name_that_cannot_be_is_left_out(tmp_path, tone, caplog, broken):
     write(tmp_path / "a.wav", tone(1.0))
     entries = [{"audio_filepath": name, "text": "one"} for name in ("a.wav", broken)]
