@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -19,10 +20,11 @@ import pytest
 import soundfile
 import torch
 
-from asr import evaluate, transcribe
+from asr import evaluate, transcribe, tune
 from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
 from asr.commands import load_recognizer
+from asr.decode import DecodeOptions
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.resources import resource
@@ -314,6 +316,15 @@ def test_tuning_writes_what_the_other_commands_then_do(files):
     assert "expected calibration error" in lines[4]
     assert json.loads((files / "model" / "decoding.json").read_text())["options"]["beam_size"] == 2
     assert call("asr.transcribe", "--model", files / "model", files / "a.wav").returncode == 0
+
+
+def test_without_the_language_model_all_weights_of_the_internal_one_are_one_row(monkeypatch, capsys):
+    scored = types.SimpleNamespace(references=["a"], hypotheses=["a"], seconds=1.0)
+    monkeypatch.setattr("asr.decode.scoring.transcribe_cuts", lambda recognizer, cuts: scored)
+    recognizer = types.SimpleNamespace(options=DecodeOptions())
+    tune.best_options(recognizer, None, {"lm_weight": [0.0, 0.3], "ilm_weight": [0.0, 0.2, 0.4]})
+    rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == [["| 0", "0"], ["| 0.3", "0"], ["| 0.3", "0.2"], ["| 0.3", "0.4"]]
 
 
 @pytest.mark.parametrize(
