@@ -1,17 +1,14 @@
 import io
 import json
-import os
 import tarfile
 
 import numpy as np
 import pytest
 import soundfile
 from lhotse import CutSet
-from lhotse.supervision import AlignmentItem
 
 from asr.audio.reading import SAMPLE_RATE, read_audio
 from asr.corpus import iterate, open_corpus, read_cut
-from asr.corpus.__main__ import main
 
 
 def write(path, samples) -> None:
@@ -114,15 +111,6 @@ def test_a_text_in_another_encoding_is_named(tmp_path, tone):
     for path, named in (("m.jsonl", "m.jsonl"), ("an4/a.fileids", "a.transcription"), ("libri", "1-2.trans.txt")):
         with pytest.raises(ValueError, match=rf"{named}, line 1: not text in UTF-8"):
             open_corpus(tmp_path / path)
-
-
-def test_cuts_are_found_from_any_directory(tmp_path, tone, monkeypatch):
-    write(tmp_path / "a.wav", tone(1.0))
-    (tmp_path / "m.jsonl").write_text(manifest([{"audio_filepath": "a.wav", "text": "one"}]))
-    monkeypatch.chdir(tmp_path)
-    run("prepare", "m.jsonl", "--out", "cuts.jsonl.gz", monkeypatch=monkeypatch)
-    monkeypatch.chdir("/")
-    assert len(read_cut(open_corpus(tmp_path / "cuts.jsonl.gz")[0])) == SAMPLE_RATE
 
 
 def test_a_folder_with_a_text_beside_each_file(tmp_path, tone):
@@ -310,16 +298,6 @@ def test_a_name_may_be_the_number_zero(tmp_path, tone):
     assert open_corpus(tmp_path / "m.jsonl")[0].id == "0"
 
 
-def test_what_has_a_name_that_is_not_utf_8_is_not_written(tmp_path, tone, monkeypatch, caplog):
-    write(tmp_path / "a.wav", tone(1.0))
-    (tmp_path / "a.txt").write_text("one")
-    for suffix in (".wav", ".txt"):
-        (tmp_path / os.fsdecode(b"caf\xe9" + suffix.encode())).write_bytes((tmp_path / f"a{suffix}").read_bytes())
-    run("prepare", tmp_path, "--out", tmp_path / "cuts.jsonl.gz", monkeypatch=monkeypatch)
-    assert [cut.id for cut in open_corpus(tmp_path / "cuts.jsonl.gz")] == ["a"]
-    assert "1 of 2 utterances left out" in caplog.text
-
-
 def test_a_part_of_a_matrix_is_left_out(tmp_path, caplog):
     np.save(tmp_path / "a.npy", np.ones((100, 4), np.float32))
     entries = [{"audio_filepath": "a.npy", "text": "one"}, {"audio_filepath": "a.npy", "text": "two", "offset": 0.5}]
@@ -362,112 +340,6 @@ def test_an_offset_is_where_the_utterance_begins(tmp_path, tone):
     sound = read_cut(open_corpus(tmp_path / "m.jsonl")[0])
     assert len(sound) == SAMPLE_RATE
     assert np.abs(sound - tone(1.0, 900)).max() < 1e-3
-
-
-def test_decoded_sound_stays_inside_its_folder(tmp_path, tone, monkeypatch):
-    write(tmp_path / "a.wav", tone(1.0))
-    for name, inside in (("/abs/a", True), ("../a", False)):
-        (tmp_path / "m.jsonl").write_text(manifest([{"id": name, "audio_filepath": "a.wav", "text": "one"}]))
-        arguments = ("prepare", tmp_path / "m.jsonl", "--out", tmp_path / "c.jsonl.gz", "--wav", tmp_path / "wav")
-        if inside:
-            run(*arguments, monkeypatch=monkeypatch)
-            assert (tmp_path / "wav" / "abs" / "a.wav").is_file()
-        else:
-            with pytest.raises(SystemExit):
-                run(*arguments, monkeypatch=monkeypatch)
-
-
-def run(*arguments, monkeypatch) -> None:
-    monkeypatch.setattr("sys.argv", ["asr.corpus", *map(str, arguments)])
-    main()
-
-
-def test_prepare_and_split_on_the_command_line(tmp_path, tone, monkeypatch, capsys):
-    entries = []
-    for speaker in "abcd":
-        write(tmp_path / f"{speaker}.wav", tone(1.0))
-        entries.append({"id": speaker, "audio_filepath": f"{speaker}.wav", "text": "one", "speaker": speaker})
-    (tmp_path / "m.jsonl").write_text(manifest(entries))
-    everything, dev, train = (tmp_path / f"{name}.jsonl.gz" for name in ("all", "dev", "train"))
-    run("prepare", tmp_path / "m.jsonl", "--out", everything, "--wav", tmp_path / "wav", monkeypatch=monkeypatch)
-    run("split", everything, "--speakers", 1, "--out", dev, "--rest", train, monkeypatch=monkeypatch)
-    assert "4 utterances" in capsys.readouterr().out
-    parts = [set(summary(open_corpus(path))) for path in (dev, train)]
-    assert len(parts[0]) == 1 and parts[0] | parts[1] == set("abcd") and not parts[0] & parts[1]
-    assert all("/wav/" in cut.recording.sources[0].source for cut in open_corpus(dev))
-    with pytest.raises(SystemExit) as stopped:
-        run("prepare", tmp_path / "nowhere", "--out", everything, monkeypatch=monkeypatch)
-    assert stopped.value.code == 2
-
-
-@pytest.mark.parametrize("command", ["prepare", "sample --utterances 1", "split --speakers 1 --rest x.jsonl.gz"])
-def test_no_command_writes_over_its_corpus(tmp_path, tone, monkeypatch, capsys, command):
-    write(tmp_path / "a.wav", tone(1.0))
-    (tmp_path / "m.jsonl").write_text(manifest([{"audio_filepath": "a.wav", "text": "one"}]))
-    monkeypatch.chdir(tmp_path)
-    run("prepare", "m.jsonl", "--out", "cuts.jsonl.gz", monkeypatch=monkeypatch)
-    content = (tmp_path / "cuts.jsonl.gz").read_bytes()
-    with pytest.raises(SystemExit, match="2"):
-        run(*command.split(), "cuts.jsonl.gz", "--out", tmp_path / "cuts.jsonl.gz", monkeypatch=monkeypatch)
-    assert "would be written over what is read" in capsys.readouterr().err
-    assert (tmp_path / "cuts.jsonl.gz").read_bytes() == content
-
-
-def test_decoded_sound_is_not_written_over_the_corpus(tmp_path, tone, monkeypatch, capsys):
-    soundfile.write(tmp_path / "a.wav", tone(1.0), 44_100, subtype="PCM_24")
-    (tmp_path / "a.txt").write_text("one")
-    content = (tmp_path / "a.wav").read_bytes()
-    with pytest.raises(SystemExit, match="2"):
-        run("prepare", tmp_path, "--wav", tmp_path, "--out", tmp_path / "c.jsonl.gz", monkeypatch=monkeypatch)
-    assert "a.wav is there already" in capsys.readouterr().err
-    assert (tmp_path / "a.wav").read_bytes() == content
-
-
-def test_decoded_sound_of_one_corpus_is_not_written_over_that_of_another(tmp_path, tone, monkeypatch, capsys):
-    for corpus, hertz in (("one", 440), ("two", 880)):
-        (tmp_path / corpus).mkdir()
-        write(tmp_path / corpus / "a.wav", tone(1.0, hertz))
-        (tmp_path / corpus / "a.txt").write_text(corpus)
-    common = ("--wav", tmp_path / "wav", "--out")
-    run("prepare", tmp_path / "one", *common, tmp_path / "1.jsonl.gz", monkeypatch=monkeypatch)
-    with pytest.raises(SystemExit, match="2"):
-        run("prepare", tmp_path / "two", *common, tmp_path / "2.jsonl.gz", monkeypatch=monkeypatch)
-    assert "may be another corpus'" in capsys.readouterr().err
-    assert np.abs(read_audio(tmp_path / "wav" / "a.wav") - tone(1.0, 440)).max() < 1e-3
-
-    entries = [{"id": name, "audio_filepath": "one/a.wav", "text": "one"} for name in ("/b", "b")]
-    (tmp_path / "m.jsonl").write_text(manifest(entries))
-    with pytest.raises(SystemExit, match="2"):
-        run("prepare", tmp_path / "m.jsonl", *common, tmp_path / "3.jsonl.gz", monkeypatch=monkeypatch)
-    assert "two utterances would be written to" in capsys.readouterr().err
-
-
-def test_decoded_sound_keeps_what_is_known_of_it(tmp_path, tone, monkeypatch):
-    write(tmp_path / "a.wav", tone(2.0))
-    entry = {"audio_filepath": "a.wav", "text": "one", "speaker": "s", "offset": 0.5, "duration": 1.0}
-    (tmp_path / "m.jsonl").write_text(manifest([entry]))
-    cut = open_corpus(tmp_path / "m.jsonl")[0]
-    cut.supervisions[0].language, cut.custom = "en", {"channel": "phone"}
-    cut.supervisions[0].alignment = {"word": [AlignmentItem("one", 0.1, 0.2)]}
-    CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl.gz")
-    arguments = ("prepare", tmp_path / "cuts.jsonl.gz", "--out", tmp_path / "new.jsonl.gz", "--wav", tmp_path / "wav")
-    run(*arguments, monkeypatch=monkeypatch)
-    (new,) = open_corpus(tmp_path / "new.jsonl.gz")
-    assert "/wav/" in new.recording.sources[0].source and (new.start, new.duration) == (0.0, 1.0)
-    assert new.supervisions[0].to_dict() == cut.supervisions[0].to_dict() and new.custom == cut.custom
-
-
-@pytest.mark.parametrize("command", ["sample --utterances 0", "split --speakers 1 --rest new.jsonl.gz"])
-def test_nothing_is_no_corpus(tmp_path, tone, monkeypatch, capsys, command):
-    entries = []
-    for speaker in "ab":
-        write(tmp_path / f"{speaker}.wav", tone(1.0))
-        entries.append({"audio_filepath": f"{speaker}.wav", "text": "one", "speaker": speaker})
-    (tmp_path / "m.jsonl").write_text(manifest(entries))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        run(*command.split(), "m.jsonl", "--out", "new.jsonl.gz", monkeypatch=monkeypatch)
-    assert "new.jsonl.gz: " in capsys.readouterr().err and not (tmp_path / "new.jsonl.gz").exists()
 
 
 def test_the_real_speech_opens(speech):
