@@ -17,9 +17,10 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 from tests import forks
+from tests.training.tones import write_corpus
 
 ROOT = forks.ROOT
-SLOW = ("test_processes.py", "test_training.py", "test_sequences.py", "test_readme.py")
+SLOW = ("test_processes.py", "test_training.py", "test_resuming.py", "test_sequences.py", "test_readme.py")
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 
 torch.set_num_threads(1)  # as many processes of tests as cores
@@ -46,6 +47,15 @@ def tone():
         return (0.3 * np.sin(2 * np.pi * hertz * t)).astype(np.float32)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """Of tones, in the folders train and dev."""
+    folder = tmp_path_factory.mktemp("tones")
+    write_corpus(folder / "train", 60, seed=1)
+    write_corpus(folder / "dev", 12, seed=2)
+    return folder
 
 
 def write_librispeech(part: Path, utterances: int) -> None:

@@ -1,8 +1,10 @@
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
+from asr.training.averaging import best_checkpoints
 from asr.training.config import TrainConfig
 from asr.training.module import SpeechTraining
 from asr.training.resuming import Latest, Resumable, step_seed
@@ -114,6 +116,61 @@ def test_a_training_begun_in_float16_goes_on_without_a_loss_scale(corpus, tmp_pa
     train(options(corpus, tmp_path, "epochs=2", "resume=true"))
     groups = torch.load(last, weights_only=True)["optimizer_states"][0]["param_groups"]
     assert all(group["fused"] for group in groups)
+
+
+def test_a_training_goes_on_where_it_stopped(corpus, tmp_path, monkeypatch):
+    import asr.training.module as module
+
+    whole, _ = train(options(corpus, tmp_path / "whole", "epochs=4", "data.speeds=[1.0]"))
+
+    calls = [0]
+    step = module.SpeechTraining.training_step
+
+    def interrupted(self, batch):
+        calls[0] += 1
+        if self.trainer.current_epoch == 2:
+            raise RuntimeError("the power went")
+        return step(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.SpeechTraining, "training_step", interrupted)
+        with pytest.raises(RuntimeError, match="the power went"):
+            train(options(corpus, tmp_path / "parts", "epochs=4", "data.speeds=[1.0]"))
+    with pytest.raises(FileExistsError, match="resume=true"):
+        train(options(corpus, tmp_path / "parts", "epochs=4"))
+    resumed, _ = train(options(corpus, tmp_path / "parts", "epochs=4", "data.speeds=[1.0]", "resume=true"))
+    last = [torch.load(f.parent / "checkpoints" / "last.ckpt", weights_only=True) for f in (whole, resumed)]
+    assert last[0]["global_step"] == last[1]["global_step"]
+    assert last[0]["epoch"] == last[1]["epoch"] == 3
+
+    (tmp_path / "parts").rename(tmp_path / "moved")
+    moved, _ = train(options(corpus, tmp_path / "moved", "epochs=4", "data.speeds=[1.0]", "resume=true"))
+    assert moved == tmp_path / "moved" / "model"
+
+
+def test_an_epoch_that_is_repeated_is_averaged_once(corpus, tmp_path, monkeypatch):
+    """Killed after the best checkpoints were written and before the last one was."""
+    saved = Latest.on_train_epoch_end
+
+    def dies(self, trainer, module):
+        if trainer.current_epoch == 1:
+            raise RuntimeError("the power went")
+        saved(self, trainer, module)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Latest, "on_train_epoch_end", dies)
+        with pytest.raises(RuntimeError, match="the power went"):
+            train(options(corpus, tmp_path, "epochs=2", "validate_every=1"))
+    train(options(corpus, tmp_path, "epochs=2", "validate_every=1", "resume=true"))
+    assert sorted(path.name[:3] for path in best_checkpoints(tmp_path)) == ["000", "001"]
+
+
+def test_a_training_that_ran_out_of_patience_goes_on_only_with_more(corpus, tmp_path):
+    idle = options(corpus, tmp_path, "epochs=9", "validate_every=1", "optimizer.lr=1e-9")
+    for resume, patience, epochs in [(False, 1, 2), (True, 1, 2), (True, 2, 3)]:
+        train(replace(idle, resume=resume, patience=patience))
+        last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+        assert last["epoch"] + 1 == epochs
 
 
 def test_an_epoch_whose_batches_are_others_now_begins_anew(corpus, tmp_path, losses, monkeypatch, caplog):

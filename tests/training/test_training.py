@@ -1,35 +1,25 @@
 """The whole loop on a corpus made on the spot."""
 
 import importlib.util
-import json
 import re
-from dataclasses import replace
 
 import lightning as L
 import numpy as np
 import pytest
 import soundfile
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 import asr
 from asr.audio.distort import Distortion
 from asr.audio.reading import SAMPLE_RATE
-from asr.composition import OPTIONS, _with_saved_options, build_config
 from asr.corpus import open_corpus
 from asr.model.layers import layers_of
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
-from asr.resources import resource
-from asr.training.averaging import best_checkpoints
 from asr.training.building import build_model, build_tokenizer
-from asr.training.config import DataConfig, LMTrainConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
-from asr.training.resuming import Latest
 from asr.training.run import train
-from tests.test_commands import call
 from tests.training.tones import options, write_corpus
 
 
@@ -68,61 +58,6 @@ def test_the_same_seed_gives_the_same_numbers(corpus, tmp_path):
         folder, _ = train(options(corpus, tmp_path / name, "epochs=2", "model.dropout=0.1"))
         weights.append((folder / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
-
-
-def test_a_training_goes_on_where_it_stopped(corpus, tmp_path, monkeypatch):
-    import asr.training.module as module
-
-    whole, _ = train(options(corpus, tmp_path / "whole", "epochs=4", "data.speeds=[1.0]"))
-
-    calls = [0]
-    step = module.SpeechTraining.training_step
-
-    def interrupted(self, batch):
-        calls[0] += 1
-        if self.trainer.current_epoch == 2:
-            raise RuntimeError("the power went")
-        return step(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module.SpeechTraining, "training_step", interrupted)
-        with pytest.raises(RuntimeError, match="the power went"):
-            train(options(corpus, tmp_path / "parts", "epochs=4", "data.speeds=[1.0]"))
-    with pytest.raises(FileExistsError, match="resume=true"):
-        train(options(corpus, tmp_path / "parts", "epochs=4"))
-    resumed, _ = train(options(corpus, tmp_path / "parts", "epochs=4", "data.speeds=[1.0]", "resume=true"))
-    last = [torch.load(f.parent / "checkpoints" / "last.ckpt", weights_only=True) for f in (whole, resumed)]
-    assert last[0]["global_step"] == last[1]["global_step"]
-    assert last[0]["epoch"] == last[1]["epoch"] == 3
-
-    (tmp_path / "parts").rename(tmp_path / "moved")
-    moved, _ = train(options(corpus, tmp_path / "moved", "epochs=4", "data.speeds=[1.0]", "resume=true"))
-    assert moved == tmp_path / "moved" / "model"
-
-
-def test_an_epoch_that_is_repeated_is_averaged_once(corpus, tmp_path, monkeypatch):
-    """Killed after the best checkpoints were written and before the last one was."""
-    saved = Latest.on_train_epoch_end
-
-    def dies(self, trainer, module):
-        if trainer.current_epoch == 1:
-            raise RuntimeError("the power went")
-        saved(self, trainer, module)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Latest, "on_train_epoch_end", dies)
-        with pytest.raises(RuntimeError, match="the power went"):
-            train(options(corpus, tmp_path, "epochs=2", "validate_every=1"))
-    train(options(corpus, tmp_path, "epochs=2", "validate_every=1", "resume=true"))
-    assert sorted(path.name[:3] for path in best_checkpoints(tmp_path)) == ["000", "001"]
-
-
-def test_a_training_that_ran_out_of_patience_goes_on_only_with_more(corpus, tmp_path):
-    idle = options(corpus, tmp_path, "epochs=9", "validate_every=1", "optimizer.lr=1e-9")
-    for resume, patience, epochs in [(False, 1, 2), (True, 1, 2), (True, 2, 3)]:
-        train(replace(idle, resume=resume, patience=patience))
-        last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-        assert last["epoch"] + 1 == epochs
 
 
 def test_gradients_accumulate_to_the_global_batch(corpus, tmp_path):
@@ -226,113 +161,6 @@ def test_a_model_that_is_trained_on_keeps_its_normaliser(corpus, tmp_path):
     assert SpeechModel.load(new).normalizer_name == "english"
 
 
-def test_a_training_is_not_resumed_with_another_model(corpus, tmp_path):
-    train(options(corpus, tmp_path / "exp", "epochs=1"))
-    OmegaConf.save(options(corpus, tmp_path / "exp"), tmp_path / "exp" / "config.yaml")
-    for typed, width in [("model.d_model=64", 64), ("model=conformer-s", 144)]:
-        done = call("asr.train", f"out={tmp_path / 'exp'}", "resume=true", typed)
-        assert done.returncode == 2
-        assert done.stderr.decode().strip() == (
-            f"asr.train: resume=true: model.d_model is 32 in the training that is to be resumed, not {width}"
-        )
-
-
-@pytest.mark.parametrize("typed", ["init_from=B", "optimizer.kind=muon", "freeze_layers=1", "new_tokenizer=true"])
-def test_a_training_is_not_resumed_from_another_beginning(tmp_path, typed):
-    for name, width in (("a", 32), ("b", 64), ("like_a", 32)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(f'{{"d_model": {width}}}')
-    before = options(tmp_path, tmp_path / "exp", f"init_from={tmp_path / 'a'}")
-    (tmp_path / "exp").mkdir()
-    OmegaConf.save(before, tmp_path / "exp" / OPTIONS)
-    typed = typed.replace("B", str(tmp_path / "b"))
-
-    def resume(*words: str):
-        with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-            composed = compose("train", [f"out={tmp_path / 'exp'}", *words])
-        return build_config(_with_saved_options(composed, TrainConfig, list(words)))
-
-    with pytest.raises(ValueError, match=f"resume=true: {typed.split('=')[0]} is .* in the training"):
-        resume(typed)
-    assert resume(f"init_from={tmp_path / 'like_a'}").init_from == str(tmp_path / "like_a")
-    (tmp_path / "a").rename(tmp_path / "moved")
-    assert resume(f"init_from={tmp_path / 'moved'}").init_from == str(tmp_path / "moved")
-
-
-@pytest.mark.parametrize("typed", ["features={dim: 40}", "optimizer={kind: muon, lr: 1e-3}"])
-def test_options_typed_together_are_checked_one_by_one(tmp_path, typed):
-    OmegaConf.save(options(tmp_path, tmp_path), tmp_path / OPTIONS)
-    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-        composed = compose("train", [f"out={tmp_path}", typed])
-    with pytest.raises(ValueError, match=r"resume=true: (features.dim is 80|optimizer.kind is adamw) in the training"):
-        _with_saved_options(composed, TrainConfig, [typed])
-
-
-def test_a_training_is_not_resumed_as_another_experiment(corpus, tmp_path):
-    common = [f"out={tmp_path / 'exp'}", f"data.train=[{corpus / 'train'}]", f"data.dev=[{corpus / 'dev'}]"]
-    assert call("asr.train", "experiment=digits", *common, "epochs=1").returncode == 0
-    done = call("asr.train", "experiment=an4", f"out={tmp_path / 'exp'}", "resume=true")
-    assert done.returncode == 2
-    assert "resume=true: experiment is digits in the training that is to be resumed, not an4" in done.stderr.decode()
-    assert call("asr.train", "experiment=digits", f"out={tmp_path / 'exp'}", "resume=true").returncode == 0
-
-
-def test_what_was_typed_at_one_resume_counts_at_the_next(corpus, tmp_path):
-    for typed in (["epochs=1"], ["epochs=2", "optimizer.lr=1e-5", "resume=true"]):
-        train(options(corpus, tmp_path, *typed))
-        if not (tmp_path / OPTIONS).exists():
-            OmegaConf.save(options(corpus, tmp_path, *typed), tmp_path / OPTIONS)
-    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-        composed = compose("train", [f"out={tmp_path}", "resume=true"])
-    resumed = _with_saved_options(composed, TrainConfig, [f"out={tmp_path}", "resume=true"])
-    assert (resumed.epochs, resumed.optimizer.lr, resumed.model.d_model) == (2, 1e-5, 32)
-    assert build_config(resumed).out == str(tmp_path)
-
-
-def test_a_language_model_is_not_resumed_with_another_tokenizer(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "sentencepiece.model").write_text(name)
-    OmegaConf.save({"tokenizer": str(tmp_path / "a")}, tmp_path / OPTIONS)
-    typed = [f"tokenizer={tmp_path / 'b'}"]
-    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-        composed = compose("train_lm", [f"out={tmp_path}", *typed])
-    with pytest.raises(ValueError, match="resume=true: tokenizer is .*a in the training"):
-        _with_saved_options(composed, LMTrainConfig, typed)
-
-
-@pytest.mark.parametrize(
-    ("typed", "named"),
-    [
-        ("foo=1", "Could not override 'foo'"),
-        ("epochs=abc", "epochs=abc"),
-        ("data.train=x.jsonl", "data.train=x.jsonl"),
-        ("experiment=nope", "experiment/nope"),
-        ("model=huge", "model/huge"),
-        ("epochs=[", "epochs=["),
-        ("precision=bf16-true", "precision: 'bf16-true' is not one of auto, 32-true"),
-        ("strategy=deepspeed", "strategy: 'deepspeed' is not one of auto, ddp, fsdp"),
-        ("optimizer.betas=[0.9]", "optimizer.betas are two"),
-        ("optimizer.weight_decay=-1", "optimizer.weight_decay"),
-    ],
-)
-def test_a_mistyped_option_is_one_line_and_code_two(tmp_path, typed, named):
-    done = call("asr.train", f"out={tmp_path / 'exp'}", typed)
-    assert done.returncode == 2 and not (tmp_path / "exp").exists()
-    (line,) = done.stderr.decode().splitlines()
-    assert line.startswith("asr.train: ") and named in line
-
-
-def test_what_is_typed_anew_counts_more_than_what_a_training_was_begun_with(corpus, tmp_path):
-    OmegaConf.save(options(corpus, tmp_path, "epochs=1", "wandb=speech", "data.speeds=[0.9,1.0]"), tmp_path / OPTIONS)
-    typed = ["epochs=2", "wandb=", "++seed=3", "data.train=[a.jsonl,b.jsonl]"]
-    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-        composed = compose("train", [f"out={tmp_path}", *typed])
-    resumed = build_config(_with_saved_options(composed, TrainConfig, typed))
-    assert (resumed.epochs, resumed.wandb, resumed.seed, resumed.data.train) == (2, "", 3, ["a.jsonl", "b.jsonl"])
-    assert resumed.data.speeds == [0.9, 1.0]
-
-
 def test_a_batch_is_played_at_one_speed_drawn_anew_for_each(corpus, tmp_path):
     config = options(corpus, tmp_path)
     data = SpeechData(config.data, seed=1)
@@ -347,42 +175,6 @@ def test_a_logger_that_is_not_installed_is_named(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else find(name, *rest))
     with pytest.raises(ValueError, match="pip install wandb"):
         train(options(corpus, tmp_path / "exp", "wandb=speech"))
-
-
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        ("optimizer.lr=0", "optimizer.lr"),
-        ("data.train=[]", "data.train"),
-        ("data.batch_seconds=5", "data.batch_seconds"),
-        ("data.speeds=[9]", "data.speeds"),
-        ("tokenizer.kind=phones", "tokenizer.kind"),
-        ("model.subsampling=3", "model.subsampling"),
-        ("data.normalizer=german", "normalizer"),
-    ],
-)
-def test_a_wrong_option_is_named_as_the_user_types_it(corpus, tmp_path, override, named):
-    with pytest.raises(ValueError, match=named):
-        options(corpus, tmp_path, override)
-
-
-@pytest.mark.parametrize("experiment", [path.stem for path in (resource("conf") / "experiment").glob("*.yaml")])
-def test_every_shipped_experiment_composes(corpus, tmp_path, experiment):
-    config = options(corpus, tmp_path, f"experiment={experiment}")
-    assert isinstance(config, TrainConfig) and isinstance(config.data, DataConfig)
-
-
-def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
-    done = call("asr.train", "data.train=[nowhere]", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.strip() == b"asr.train: nowhere: no such file or folder"
-
-
-def test_the_composed_config_is_shown(tmp_path):
-    done = call("asr.train", "--cfg", "job", cwd=tmp_path)
-    shown = OmegaConf.create(done.stdout.decode())
-    assert shown.model.d_model == 96
-    assert json.dumps(OmegaConf.to_container(shown, resolve=False))
 
 
 def test_a_running_mean_of_the_weights_is_what_is_kept(corpus, tmp_path, monkeypatch):

@@ -1,0 +1,156 @@
+"""Options as they are typed, and what a resumed training makes of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from asr.composition import OPTIONS, _with_saved_options, build_config, register
+from asr.resources import resource
+from asr.training.config import DataConfig, LMTrainConfig, TrainConfig
+from asr.training.run import train
+from tests.test_commands import call
+from tests.training.tones import options
+
+SCHEMAS = {"train": TrainConfig, "train_lm": LMTrainConfig}
+
+
+def resumed(out: Path, *typed: str, command: str = "train") -> Any:
+    """The options of a training in `out` that goes on with what is typed."""
+    register()
+    words = [f"out={out}", *typed]
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        composed = compose(command, words)
+    return build_config(_with_saved_options(composed, SCHEMAS[command], words))
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        ("foo=1", "Could not override 'foo'"),
+        ("epochs=abc", "epochs=abc"),
+        ("data.train=x.jsonl", "data.train=x.jsonl"),
+        ("experiment=nope", "experiment/nope"),
+        ("model=huge", "model/huge"),
+        ("epochs=[", "epochs=["),
+        ("precision=bf16-true", "precision: 'bf16-true' is not one of auto, 32-true"),
+        ("strategy=deepspeed", "strategy: 'deepspeed' is not one of auto, ddp, fsdp"),
+        ("optimizer.betas=[0.9]", "optimizer.betas are two"),
+        ("optimizer.weight_decay=-1", "optimizer.weight_decay"),
+    ],
+)
+def test_a_mistyped_option_is_one_line_and_code_two(tmp_path, typed, named):
+    done = call("asr.train", f"out={tmp_path / 'exp'}", typed)
+    assert done.returncode == 2 and not (tmp_path / "exp").exists()
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("asr.train: ") and named in line
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("optimizer.lr=0", "optimizer.lr"),
+        ("data.train=[]", "data.train"),
+        ("data.batch_seconds=5", "data.batch_seconds"),
+        ("data.speeds=[9]", "data.speeds"),
+        ("tokenizer.kind=phones", "tokenizer.kind"),
+        ("model.subsampling=3", "model.subsampling"),
+        ("data.normalizer=german", "normalizer"),
+    ],
+)
+def test_a_wrong_option_is_named_as_the_user_types_it(corpus, tmp_path, override, named):
+    with pytest.raises(ValueError, match=named):
+        options(corpus, tmp_path, override)
+
+
+def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
+    done = call("asr.train", "data.train=[nowhere]", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == b"asr.train: nowhere: no such file or folder"
+
+
+@pytest.mark.parametrize("experiment", [path.stem for path in (resource("conf") / "experiment").glob("*.yaml")])
+def test_every_shipped_experiment_composes(corpus, tmp_path, experiment):
+    config = options(corpus, tmp_path, f"experiment={experiment}")
+    assert isinstance(config, TrainConfig) and isinstance(config.data, DataConfig)
+
+
+def test_the_composed_config_is_shown(tmp_path):
+    done = call("asr.train", "--cfg", "job", cwd=tmp_path)
+    shown = OmegaConf.create(done.stdout.decode())
+    assert shown.model.d_model == 96
+    assert json.dumps(OmegaConf.to_container(shown, resolve=False))
+
+
+def test_what_is_typed_anew_counts_more_than_what_a_training_was_begun_with(corpus, tmp_path):
+    OmegaConf.save(options(corpus, tmp_path, "epochs=1", "wandb=speech", "data.speeds=[0.9,1.0]"), tmp_path / OPTIONS)
+    typed = ["epochs=2", "wandb=", "++seed=3", "data.train=[a.jsonl,b.jsonl]"]
+    config = resumed(tmp_path, *typed)
+    assert (config.epochs, config.wandb, config.seed, config.data.train) == (2, "", 3, ["a.jsonl", "b.jsonl"])
+    assert config.data.speeds == [0.9, 1.0]
+
+
+def test_what_was_typed_at_one_resume_counts_at_the_next(corpus, tmp_path):
+    for typed in (["epochs=1"], ["epochs=2", "optimizer.lr=1e-5", "resume=true"]):
+        train(options(corpus, tmp_path, *typed))
+        if not (tmp_path / OPTIONS).exists():
+            OmegaConf.save(options(corpus, tmp_path, *typed), tmp_path / OPTIONS)
+    config = resumed(tmp_path, "resume=true")
+    assert (config.epochs, config.optimizer.lr, config.model.d_model) == (2, 1e-5, 32)
+    assert config.out == str(tmp_path)
+
+
+@pytest.mark.parametrize("typed", ["features={dim: 40}", "optimizer={kind: muon, lr: 1e-3}"])
+def test_options_typed_together_are_checked_one_by_one(tmp_path, typed):
+    OmegaConf.save(options(tmp_path, tmp_path), tmp_path / OPTIONS)
+    with pytest.raises(ValueError, match=r"resume=true: (features.dim is 80|optimizer.kind is adamw) in the training"):
+        resumed(tmp_path, typed)
+
+
+def test_a_training_is_not_resumed_with_another_model(corpus, tmp_path):
+    train(options(corpus, tmp_path / "exp", "epochs=1"))
+    OmegaConf.save(options(corpus, tmp_path / "exp"), tmp_path / "exp" / "config.yaml")
+    for typed, width in [("model.d_model=64", 64), ("model=conformer-s", 144)]:
+        done = call("asr.train", f"out={tmp_path / 'exp'}", "resume=true", typed)
+        assert done.returncode == 2
+        assert done.stderr.decode().strip() == (
+            f"asr.train: resume=true: model.d_model is 32 in the training that is to be resumed, not {width}"
+        )
+
+
+@pytest.mark.parametrize("typed", ["init_from=B", "optimizer.kind=muon", "freeze_layers=1", "new_tokenizer=true"])
+def test_a_training_is_not_resumed_from_another_beginning(tmp_path, typed):
+    for name, width in (("a", 32), ("b", 64), ("like_a", 32)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"d_model": {width}}}')
+    before = options(tmp_path, tmp_path / "exp", f"init_from={tmp_path / 'a'}")
+    (tmp_path / "exp").mkdir()
+    OmegaConf.save(before, tmp_path / "exp" / OPTIONS)
+    typed = typed.replace("B", str(tmp_path / "b"))
+    with pytest.raises(ValueError, match=f"resume=true: {typed.split('=')[0]} is .* in the training"):
+        resumed(tmp_path / "exp", typed)
+    like_a, moved = f"{tmp_path / 'like_a'}", f"{tmp_path / 'moved'}"
+    assert resumed(tmp_path / "exp", f"init_from={like_a}").init_from == like_a
+    (tmp_path / "a").rename(moved)
+    assert resumed(tmp_path / "exp", f"init_from={moved}").init_from == moved
+
+
+def test_a_training_is_not_resumed_as_another_experiment(corpus, tmp_path):
+    common = [f"out={tmp_path / 'exp'}", f"data.train=[{corpus / 'train'}]", f"data.dev=[{corpus / 'dev'}]"]
+    assert call("asr.train", "experiment=digits", *common, "epochs=1").returncode == 0
+    done = call("asr.train", "experiment=an4", f"out={tmp_path / 'exp'}", "resume=true")
+    assert done.returncode == 2
+    assert "resume=true: experiment is digits in the training that is to be resumed, not an4" in done.stderr.decode()
+    assert call("asr.train", "experiment=digits", f"out={tmp_path / 'exp'}", "resume=true").returncode == 0
+
+
+def test_a_language_model_is_not_resumed_with_another_tokenizer(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sentencepiece.model").write_text(name)
+    OmegaConf.save({"tokenizer": str(tmp_path / "a")}, tmp_path / OPTIONS)
+    with pytest.raises(ValueError, match="resume=true: tokenizer is .*a in the training"):
+        resumed(tmp_path, f"tokenizer={tmp_path / 'b'}", command="train_lm")
