@@ -34,7 +34,7 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--beam-size", type=int, help="hypotheses kept at each step (default: 10)")
     group.add_argument("--ctc-weight", type=float, help="share of the CTC score, 0 to 1 (default: 0.3)")
     group.add_argument("--lm-weight", type=float, help="of the language model's score, 0: none (default: 0.3)")
-    group.add_argument("--ilm-weight", type=float, help="of the language the decoder learnt, subtracted (default: 0)")
+    group.add_argument("--ilm-weight", type=float, help="of the transcripts' bigram, subtracted (default: 0)")
     group.add_argument("--ngram-weight", type=float, help="of the n-gram model's score (default: 0.3)")
     group.add_argument("--length-bonus", type=float, help="added to the score for each token (default: 0)")
     group.add_argument("--nbest", type=int, help="hypotheses returned (default: 1)")
@@ -60,7 +60,7 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ilm_weight", "ngram_weight", "length_bonus", "nbest")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     recognizer.options = replace(recognizer.options, **given)
-    check_options(recognizer.model.transformer, recognizer.options)
+    check_options(recognizer.model.transformer, recognizer.options, recognizer.language_model)
     return recognizer
 
 

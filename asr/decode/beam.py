@@ -4,9 +4,8 @@ B utterances × W hypotheses advance in step: one pass of the decoder with cache
 scores of the whole vocabulary, one top-k. A hypothesis that ends moves to a table of the W best ended ones. Its
 utterance is done when no running hypothesis can overtake that table; done utterances leave the batch.
 
-The decoder has learnt its transcripts' language, too. What it says without a memory (one frame of zeros) estimates that
-internal language model, to be subtracted where another is added (Meng et al. 2021, "Internal language model estimation
-for domain-adaptive end-to-end speech recognition").
+The decoder has learnt its transcripts' language, too. Their bigram estimates that internal language model, to be
+subtracted where another is added (`asr.model.bigram`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class Running:
     decoder: DecoderState | None
     ctc: PrefixState | None
     lm: AttentionCache | None
-    ilm: DecoderState | None  # without a memory
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class BeamSearch:
             for ids in (model.config.suppressed, model.config.suppressed_first)
         )
         self.decoder = model.decoder if options.ctc_weight < 1 else None
-        self.ilm = self.decoder if options.ilm_weight else None
+        self.ilm = model.bigram.log_probs if self.decoder and options.ilm_weight else None  # (V, V)
         ctc_log_probs = model.ctc_log_probs(memory) if options.ctc_weight else None
         self.ctc = None if ctc_log_probs is None else CTCPrefixScorer(ctc_log_probs, memory_lens, options.ctc_window)
         self.generator = torch.Generator(memory.device).manual_seed(0) if options.temperature else None
@@ -113,11 +111,9 @@ class BeamSearch:
         B, W = len(memory), self.options.beam_size
         zero = memory.new_zeros(B, W, dtype=torch.double)
         decoder = self.decoder and self.decoder.start(memory, lens, W)
-        ilm = self.ilm and self.ilm.start(*without_memory(memory), W)
         for token in self.config.prompt[:-1]:
             prompt = lens.new_full((B, W), token)
             decoder = decoder and self.decoder.step(prompt, decoder)[1]
-            ilm = ilm and self.ilm.step(prompt, ilm)[1]
         running = Running(
             tokens=lens.new_zeros(B, W, 0),
             scores=zero.new_zeros(B, W, 0),
@@ -126,7 +122,6 @@ class BeamSearch:
             decoder=decoder,
             ctc=self.ctc and self.ctc.start(W),
             lm=self.lm and self.lm.start(B, W),
-            ilm=ilm,
         )
         table = (lens.new_zeros(B, W, self.most), zero.new_zeros(B, W, self.most), lens.new_zeros(B, W))
         return running, Ended(*table, torch.full_like(zero, 2 * NEVER))
@@ -136,7 +131,7 @@ class BeamSearch:
         now, options = self.running, self.options
         W = options.beam_size
         newest = now.tokens[:, :, -1] if step else torch.full_like(self.ended.lens, self.config.prompt[-1])
-        gains, decoder, lm, ilm = None, None, None, None
+        gains, decoder, lm = None, None, None
         if self.decoder is not None:
             gains, decoder = self.decoder.step(newest, now.decoder)
             gains = gains * (1 - options.ctc_weight) if options.ctc_weight else gains
@@ -145,8 +140,7 @@ class BeamSearch:
             log_probs = log_probs * options.lm_weight
             gains = log_probs if gains is None else gains + log_probs
         if self.ilm is not None:
-            log_probs, ilm = self.ilm.step(newest, now.ilm)
-            gains = gains - options.ilm_weight * log_probs
+            gains = gains - options.ilm_weight * self.ilm[newest]
         # all hypotheses are alike at first: one is enough
         dead = now.scores[:, :, -1] <= NEVER if step else (torch.arange(W, device=newest.device) > 0).expand_as(newest)
         if options.temperature:  # a draw that has ended is not to be overtaken
@@ -168,7 +162,6 @@ class BeamSearch:
             decoder=decoder and decoder.reorder(parents),
             ctc=self.ctc and self.ctc.advance(now.ctc, parents, tokens),
             lm=lm and lm.reorder(parents),
-            ilm=ilm and ilm.reorder(parents),
         )
 
     def _ways(self, gains: Tensor, dead: Tensor, step: int) -> Ways:
@@ -219,7 +212,7 @@ class BeamSearch:
     def compact(self) -> None:
         """Drops from the caches what no hypothesis goes back to; a host-device sync."""
         now = self.running
-        states = {name: getattr(now, name) for name in ("decoder", "lm", "ilm")}
+        states = {name: getattr(now, name) for name in ("decoder", "lm")}
         self.running = replace(now, **{name: state and state.compact() for name, state in states.items()})
 
     def _end(self, score: Tensor, step: int) -> None:
@@ -256,11 +249,6 @@ class BeamSearch:
                 for tokens, scores, size, score in zip(*hypotheses, strict=True)
                 if score > NEVER
             ] or [Hypothesis([], NEVER)]
-
-
-def without_memory(memory: Tensor) -> tuple[Tensor, Tensor]:
-    """One frame of zeros for each of `memory (B, M, D)`, and the lengths: the decoder's internal language model."""
-    return memory.new_zeros(len(memory), 1, memory.shape[2]), torch.ones_like(memory[:, 0, 0], dtype=torch.int64)
 
 
 def _select(state, utterances: Tensor):

@@ -18,7 +18,8 @@ class DecodeOptions:
     beam_size: int = 10  # hypotheses kept at each step, per utterance
     ctc_weight: float = 0.3  # share of the CTC prefix score; the attention has the rest
     lm_weight: float = 0.3  # of the language model's log-probability, added; where there is a language model
-    # of the decoder's internal language model, subtracted; where there is a language model to take its place
+    # of the bigram of the model's transcripts, which stands for the language that its decoder has learnt, subtracted;
+    # where there is a language model to take its place
     ilm_weight: float = 0.0
     ngram_weight: float = 0.3  # of the n-gram model's, which rescores what the search found; where there is one
     length_bonus: float = 0.0  # added to the score for each token

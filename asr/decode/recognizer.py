@@ -115,7 +115,7 @@ class Recognizer:
             model.transformer.encoder.set_window(*attention_window)
         model.transformer = with_precision(model.transformer, precision)
         self.options = options or (DecodeOptions() if model.transformer.ctc else IMPORTED)
-        check_options(model.transformer, self.options)
+        check_options(model.transformer, self.options, self.language_model)
         self.batch_seconds = batch_seconds
         self.calibration = calibration
         self.takes = model.front_end.config.takes

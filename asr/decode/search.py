@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from asr.decode.beam import BeamSearch, without_memory
+from asr.decode.beam import BeamSearch
 from asr.decode.ctc import ctc_greedy
 from asr.decode.options import DecodeOptions, Hypothesis
+from asr.model.bigram import MOST_TOKENS
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
@@ -39,7 +40,7 @@ def search_memory(
     language_model: LanguageModel | None = None,
 ) -> list[list[Hypothesis]]:
     """`search` from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
-    check_options(model, options)
+    check_options(model, options, language_model)
     if options.strategy == "greedy":
         options, language_model = replace(options, beam_size=1, ctc_weight=0.0, length_bonus=0.0), None
     if language_model is None or not options.lm_weight:
@@ -60,8 +61,13 @@ def search_memory(
     return found
 
 
-def check_options(model: Transformer, options: DecodeOptions) -> None:
-    """Raises ValueError where the options need a CTC head that the model has not."""
+def check_options(model: Transformer, options: DecodeOptions, language_model: LanguageModel | None = None) -> None:
+    """Raises ValueError where the options need a CTC head or a bigram of its transcripts that the model has not."""
+    if language_model is not None and options.lm_weight and options.ilm_weight and model.bigram is None:
+        raise ValueError(
+            "ilm_weight: no bigram of its transcripts came with this model (asr.train writes one for vocabularies of "
+            f"up to {MOST_TOKENS} tokens)"
+        )
     if model.ctc is None and options.strategy != "greedy" and (options.strategy != "beam" or options.ctc_weight):
         raise ValueError("this model has no CTC head: take strategy beam with a ctc_weight of 0, or greedy")
 
@@ -83,7 +89,7 @@ def _rescored(
     ).run()
     scores = attention_scores(model, memory, memory_lens, found)
     nothing = [[[0.0] * len(each) for each in hypotheses] for hypotheses in scores]
-    internal = attention_scores(model, *without_memory(memory), found) if options.ilm_weight else nothing
+    internal = transcript_scores(model, found) if options.ilm_weight else nothing
     language = nothing if language_model is None else language_scores(language_model, found)
     rescored = []
     for hypotheses, *parts in zip(found, scores, internal, language, strict=True):
@@ -112,6 +118,14 @@ def language_scores(language_model: LanguageModel, found: list[list[Hypothesis]]
     """The same of a language model's log-probabilities."""
     _, Y, Y_lens = in_one_batch(found, language_model.embedding.weight.device)
     return _dealt_out(_of_labels(language_model.teacher_forced(Y), Y, Y_lens, language_model.config.eos), found)
+
+
+def transcript_scores(model: Transformer, found: list[list[Hypothesis]]) -> list[list[list[float]]]:
+    """The same of the log-probabilities of the transcripts' bigram."""
+    table = model.bigram.log_probs
+    _, Y, Y_lens = in_one_batch(found, table.device)
+    before = torch.nn.functional.pad(Y, (1, 0), value=model.config.prompt[-1])
+    return _dealt_out(_of_labels(table[before], Y, Y_lens, model.config.eos), found)
 
 
 def _dealt_out(log_probs: Tensor, found: list[list[Hypothesis]]) -> list[list[list[float]]]:

@@ -33,10 +33,19 @@ def write_folder(folder: str | Path, module: nn.Module, description: dict[str, A
         for name, tensor in module.state_dict().items()
         if name not in shared
     }
-    unfinished = folder / f".{WEIGHTS}"
-    save_file(tensors, unfinished, metadata={"format": "pt"})
-    unfinished.replace(folder / WEIGHTS)
+    write_tensors(tensors, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """A safetensors file at once, for all whom the umask lets read it: `save_file` lets its owner alone."""
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.unlink(missing_ok=True)
+    unfinished.touch()
+    mode = unfinished.stat().st_mode
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.chmod(mode)
+    unfinished.replace(path)
 
 
 class WithoutStartValues(TorchFunctionMode):

@@ -1,6 +1,7 @@
 """A model as it is shipped: features, Transformer, tokenizer and normaliser, and the folder they live in.
 
-The folder holds `model.safetensors`, `config.json` and the tokenizer's file.
+The folder holds `model.safetensors`, `config.json`, the tokenizer's file and, where it was trained here, the bigram of
+its transcripts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.audio.features import FeatureConfig, FrontEnd
+from asr.model.bigram import FILE, Bigram
 from asr.model.config import ModelConfig
 from asr.model.encoder import check_front_end
 from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
@@ -54,6 +56,10 @@ class SpeechModel(nn.Module):
         }
         write_folder(folder, self, description, dtype)
         save_tokenizer(self.tokenizer, folder)
+        if self.transformer.bigram:
+            self.transformer.bigram.save(folder)
+        else:
+            (Path(folder) / FILE).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> SpeechModel:
@@ -68,4 +74,5 @@ class SpeechModel(nn.Module):
             features = FeatureConfig(**description["features"])
             model = cls(features, transformer, load_tokenizer(folder), description["normalizer"])
             load_weights(model, weights)
+            transformer.bigram = Bigram.load(folder, transformer.config.vocab_size)
         return model.to(device).eval()

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from asr.model.bigram import Bigram
 from asr.model.config import ModelConfig
 from asr.model.decoder import Decoder
 from asr.model.encoder import Encoder
@@ -31,6 +32,7 @@ class Transformer(nn.Module):
         self.encoder = Encoder(config)
         self.ctc = nn.Linear(config.d_model, config.vocab_size) if config.ctc else None
         self.decoder = Decoder(config)
+        self.bigram: Bigram | None = None  # of the transcripts that it was trained on
 
     def forward(self, X: Tensor, X_lens: Tensor, Y: Tensor, Y_lens: Tensor, intermediate: int = 0) -> Output:
         """X `(B, T, d)`, X_lens `(B,)`; Y `(B, U)` without start and end, Y_lens `(B,)`; padding may hold any id.

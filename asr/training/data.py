@@ -148,7 +148,11 @@ class SpeechData(SoundData):
     def texts(self) -> list[str]:
         """The normalised transcripts of the training set, and the texts that stand in the place of sound."""
         sources = (cut.custom["source"] for cut in self.train_cuts if input_kind(cut) == "text")
-        return [*(cut.supervisions[0].text for cut in self.train_cuts), *sources]
+        return [*self.transcripts(), *sources]
+
+    def transcripts(self) -> list[str]:
+        """The normalised transcripts of the training set."""
+        return [cut.supervisions[0].text for cut in self.train_cuts]
 
     def fit_to(self, model: SpeechModel) -> None:
         """Takes the model's tokenizer, and leaves out, by name, what the model cannot be trained on: what is outside

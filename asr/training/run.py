@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 
 from asr.audio.distort import DistortionConfig
 from asr.decode.search import check_options
+from asr.model.bigram import MOST_TOKENS, Bigram
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
@@ -78,6 +79,8 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     folder = out / "model"
     summary = f"dev WER {wer:.2f} % (average of {len(best)} checkpoints)"
     if trainer.is_global_zero:
+        if len(tokenizer) <= MOST_TOKENS:
+            model.transformer.bigram = Bigram.of(map(tokenizer.encode, data.transcripts()), model.transformer.config)
         model.save(folder, getattr(torch, config.export))
         write_report(out, f"{summary}; {extent(data, model)}", asdict(config))
     logger.info("%s; the model is in %s, the curves in %s", summary, folder, out / "report.html")

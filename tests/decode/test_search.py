@@ -6,6 +6,7 @@ import torch
 
 from asr.decode.options import STRATEGIES, DecodeOptions
 from asr.decode.search import search, search_memory
+from asr.model.bigram import Bigram
 from asr.model.config import ModelConfig
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
@@ -21,6 +22,7 @@ def transformer() -> Transformer:
     with torch.no_grad():  # sharper than at the start, so that hypotheses differ
         model.decoder.output.bias.normal_()
         model.ctc.weight.mul_(4)
+    model.bigram = Bigram.of([[1, 4, 5], [4, 4, 6, 1], [5]], config)
     return model
 
 
@@ -65,12 +67,10 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(
     memory, lens = memory[:, :4], torch.tensor([4])
     every = [list(y) for n in range(5) for y in itertools.product((1, 4, 5, 6), repeat=n)]
 
-    silence, asks_decoder = torch.zeros(1, 1, memory.shape[2]), ctc_weight < 1
-
     def joint(y: list[int]) -> float:
         Y = torch.tensor([[SOS, *y]])
         lm = total(language_model(Y)[0], y)
-        ilm = total(transformer.decoder(Y, silence, torch.tensor([1]))[0], y) if lm_weight and asks_decoder else 0.0
+        ilm = total(transformer.bigram.log_probs[Y[0]], y) if lm_weight and ctc_weight < 1 else 0.0
         return score(transformer, memory, y, ctc_weight) + lm_weight * lm - ilm_weight * ilm + 0.5 * len(y)
 
     scored = sorted(((joint(y), y) for y in every), reverse=True)
@@ -86,6 +86,13 @@ def test_greedy_search_adds_no_language_model_and_subtracts_none(transformer, la
     assert search(transformer, X, X_LENS, options, language_model) == search(
         transformer, X, X_LENS, DecodeOptions("greedy")
     )
+
+
+def test_nothing_is_subtracted_where_the_transcripts_are_not_known(transformer, language_model):
+    transformer.bigram = None
+    with pytest.raises(ValueError, match="ilm_weight: no bigram"):
+        search(transformer, X, X_LENS, DecodeOptions(ilm_weight=0.2), language_model)
+    search(transformer, X, X_LENS, DecodeOptions(ilm_weight=0.2))  # and no language model takes its place
 
 
 def test_greedy_search_adds_no_length_bonus(transformer):

@@ -18,6 +18,13 @@ def test_a_model_travels_in_a_folder(tiny_model, tmp_path):
     assert loaded.normalizer_name == "english"
 
 
+def test_whom_the_umask_lets_reads_the_folder(tiny_model, tmp_path):
+    tiny_model.save(tmp_path)
+    (tmp_path / "other").touch()
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert modes == {(tmp_path / "other").stat().st_mode}
+
+
 def test_a_loaded_model_can_be_trained_on(tiny_model, tmp_path):
     tiny_model.save(tmp_path)
     loaded = SpeechModel.load(tmp_path)

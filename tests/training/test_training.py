@@ -26,7 +26,17 @@ from tests.training.tones import options, write_corpus
 def test_the_loop_learns_what_it_hears(trained):
     folder, wer = trained
     assert wer < 10
-    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json", "characters.json"}
+    written = {path.name for path in folder.iterdir()}
+    assert written == {"model.safetensors", "config.json", "characters.json", "bigram.safetensors"}
+
+
+def test_the_bigram_of_its_transcripts_lies_in_the_model_folder(trained, corpus):
+    model = SpeechModel.load(trained[0])
+    said = [path.read_text().lower().rstrip(".").split() for path in (corpus / "train").glob("*.txt")]
+    begins = [words[0][0] for words in said]
+    low, high = model.tokenizer.encode("lh")
+    first = model.transformer.bigram.log_probs[model.transformer.config.prompt[-1]]
+    assert (first[low] - first[high]).exp() == pytest.approx(begins.count("l") / begins.count("h"), rel=0.2)
 
 
 def test_the_exported_model_transcribes(trained, corpus):
