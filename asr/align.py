@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import cuts_path, fail, keep_inputs, load_model, progress_bar
+from asr.commands import check_outputs, cuts_path, fail, keep_inputs, load_model, progress_bar
 from asr.formats import ctm_line
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         from asr.corpus import open_corpus, write_cuts
 
-        for path in (args.out, args.ctm or args.out):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        check_outputs(args.out, args.ctm)
         recognizer = load_model(args.model, args.device, language_model=None, batch_seconds=args.batch_seconds)
         cuts = open_corpus(args.corpus)
         with progress_bar(sum(cut.duration for cut in cuts)) as advance:

@@ -97,20 +97,40 @@ def cuts_path(text: str) -> Path:
 
 
 def keep_inputs(command: str, inputs: Sequence[str | Path], *outputs: Path | None) -> None:
-    """Ends the command where it would write over what it reads."""
+    """Ends the command where it would write over what it reads, or twice to one file."""
     read = {Path(path).resolve() for path in inputs}
-    for output in outputs:
-        if output and output.resolve() in read:
+    written = [output.resolve() for output in outputs if output]
+    for output in written:
+        if output in read:
             fail(command, f"{output} would be written over what is read")
+    if len(set(written)) < len(written):
+        fail(command, f"{written[0]} would be written twice")
+
+
+def check_outputs(*outputs: Path | None) -> None:
+    """Makes the folders of what a command shall write; raises OSError for what cannot be written, before any work."""
+    for path in filter(None, outputs):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
 
 
 def say(text: str) -> None:
-    """Prints at once; a reader that has had enough (`| head`) ends the command without a word."""
+    """Prints at once, escaped where the terminal's encoding lacks a character; a reader that has had enough (`| head`)
+    ends the command without a word."""
     try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:
+        try:
+            print(text, end="", flush=True)
+        except UnicodeEncodeError:
+            sys.stdout.reconfigure(errors="backslashreplace")
+            print(text, end="", flush=True)
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it leaves
-        sys.exit(1)
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        fail("asr", f"standard output: {error.strerror}", code=1)
 
 
 def fail(command: str, message: object, code: int = 2) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import warnings
@@ -70,7 +71,7 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
         logging.basicConfig(level=level, format="%(message)s", force=True)
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", module="lightning")
-        try:
+        with ends_in_one_line(command):
             if composed.resume:
                 composed = _with_saved_options(composed, schema, HydraConfig.get().overrides.task)
             config = build_config(composed)
@@ -82,8 +83,6 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
                 OmegaConf.save(started, unfinished)
                 unfinished.replace(Path(config.out) / OPTIONS)  # at once: other processes may be reading it
             train(config)
-        except (ValueError, OSError, FloatingPointError, OmegaConfBaseException) as error:
-            fail(command, error)
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # it lets errors through, and prints none itself
@@ -91,7 +90,23 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
         hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name=config_name)(run)()
     except HydraException as error:  # what was typed could not be composed
         typed = f"{error.override}: " if isinstance(error, OverrideParseException) else ""
-        fail(command, typed + " ".join(str(error).partition("full_key:")[0].split()))
+        cause = error.__cause__
+        reason = f" ({str(cause).splitlines()[0]})" if isinstance(cause, OmegaConfBaseException) else ""
+        fail(command, typed + " ".join(str(error).partition("full_key:")[0].split()) + reason)
+
+
+@contextlib.contextmanager
+def ends_in_one_line(command: str) -> Iterator[None]:
+    """Ends the process where what a user can mend goes wrong inside (code 2), or Lightning was told to by SIGTERM, for
+    which it gives no code of its own (143, as the shell has it)."""
+    try:
+        yield
+    except (ValueError, OSError, FloatingPointError, OmegaConfBaseException) as error:
+        fail(command, error)
+    except SystemExit as error:
+        if error.code is not None:
+            raise
+        fail(command, "ended by SIGTERM; resume=true goes on", code=143)
 
 
 def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]) -> DictConfig:

@@ -14,7 +14,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import add_decoding_options, fail, keep_inputs, load_recognizer, progress_bar, say
+from asr.commands import add_decoding_options, check_outputs, fail, keep_inputs, load_recognizer, progress_bar, say
 
 if TYPE_CHECKING:
     from lhotse import CutSet
@@ -38,9 +38,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         from asr.corpus import open_corpus
 
+        check_outputs(args.out)
         recognizer = load_recognizer(args)
-        if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
         figures = evaluate(recognizer, open_corpus(args.corpus), args.out)
     except (ValueError, OSError) as error:
         fail("asr.evaluate", error)

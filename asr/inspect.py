@@ -15,7 +15,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import add_decoding_options, fail, keep_inputs, load_recognizer
+from asr.commands import add_decoding_options, check_outputs, fail, keep_inputs, load_recognizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,8 +77,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.piece < 1:
         fail("asr.inspect", f"--piece counts from 1, and is {args.piece}")
     try:
+        check_outputs(args.out)
         recognizer = load_recognizer(args)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         fail("asr.inspect", error)
     from asr.audio.reading import AudioError, read_lines
     from asr.decode.observation import observe

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import OmegaConf
 
-from asr.composition import OPTIONS, _with_saved_options, build_config, register
+from asr.composition import OPTIONS, _with_saved_options, build_config, ends_in_one_line, register
 from asr.resources import resource
 from asr.training.config import DataConfig, LMTrainConfig, TrainConfig
 from asr.training.run import train
@@ -31,8 +32,8 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
     ("typed", "named"),
     [
         ("foo=1", "Could not override 'foo'"),
-        ("epochs=abc", "epochs=abc"),
-        ("data.train=x.jsonl", "data.train=x.jsonl"),
+        ("epochs=abc", "epochs=abc (Value 'abc' of type 'str' could not be converted to Integer)"),
+        ("data.train=x.jsonl", "data.train=x.jsonl ("),
         ("experiment=nope", "experiment/nope"),
         ("model=huge", "model/huge"),
         ("epochs=[", "epochs=["),
@@ -73,8 +74,11 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("experiment", [path.stem for path in (resource("conf") / "experiment").glob("*.yaml")])
-def test_every_shipped_experiment_composes(corpus, tmp_path, experiment):
-    config = options(corpus, tmp_path, f"experiment={experiment}")
+def test_every_shipped_experiment_composes(experiment):
+    register()
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        composed = compose("train", [f"experiment={experiment}", "data.train=[a]", "data.dev=[b]"])
+    config = build_config(composed)
     assert isinstance(config, TrainConfig) and isinstance(config.data, DataConfig)
 
 
@@ -154,3 +158,10 @@ def test_a_language_model_is_not_resumed_with_another_tokenizer(tmp_path):
     OmegaConf.save({"tokenizer": str(tmp_path / "a")}, tmp_path / OPTIONS)
     with pytest.raises(ValueError, match="resume=true: tokenizer is .*a in the training"):
         resumed(tmp_path, f"tokenizer={tmp_path / 'b'}", command="train_lm")
+
+
+def test_a_training_that_was_told_to_end_is_no_success(capsys):
+    with pytest.raises(SystemExit) as ended, ends_in_one_line("asr.train"):
+        raise SIGTERMException
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == "asr.train: ended by SIGTERM; resume=true goes on\n"

@@ -1,4 +1,4 @@
-"""Reading sound: any file that libsndfile (or, with the extra `asr[av]`, FFmpeg) knows becomes mono float32 at 16 kHz.
+"""Reading sound: any file that libsndfile (or, where PyAV is installed, FFmpeg) knows becomes mono float32 at 16 kHz.
 Feature matrices and lines of text are read here, too.
 
 Everything streams in blocks, so that a file of any length is read in bounded memory.
@@ -41,9 +41,14 @@ class AudioError(ValueError):
 
 
 def files_under(folder: str | os.PathLike) -> Iterator[Path]:
-    """All files in a folder and those in it, also in linked ones, in any order; what is hidden is left out."""
+    """All files in a folder and those in it, also in linked ones, in any order; what is hidden is left out. Raises
+    AudioError for a folder that cannot be read."""
+
+    def unreadable(error: OSError) -> None:
+        raise AudioError(f"{printable(error.filename)}: {error.strerror}")
+
     seen = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
+    for parent, folders, files in os.walk(folder, followlinks=True, onerror=unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
         place = os.path.realpath(parent)
         if place in seen:  # a link to a folder that it lies in
@@ -115,7 +120,7 @@ def read_duration(source: Source, name: str | None = None) -> float:
 def read_matrix(path: str | os.PathLike) -> np.ndarray:
     """A precomputed feature matrix `(T, d)`, float32, from `.npy` or `.pt`. Raises AudioError; never unpickles."""
     try:
-        if Path(path).suffix == ".pt":
+        if Path(path).suffix.lower() == ".pt":
             import torch
 
             matrix = torch.load(path, map_location="cpu", weights_only=True).float().numpy()
@@ -263,7 +268,7 @@ def _decode_with_av(file: BinaryIO, name: str, reason: str) -> Iterator[np.ndarr
     try:
         import av
     except ImportError:
-        raise AudioError(f"{name}: {reason} FFmpeg may read it: pip install 'asr[av]'") from None
+        raise AudioError(f"{name}: {reason} FFmpeg may read it: pip install av") from None
     try:
         with av.open(file, metadata_errors="replace") as container:
             frames = container.decode(audio=0)

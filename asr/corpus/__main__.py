@@ -22,7 +22,7 @@ from lhotse import CutSet, MonoCut
 from lhotse.utils import fastcopy
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
-from asr.commands import cuts_path, fail, keep_inputs
+from asr.commands import check_outputs, cuts_path, fail, keep_inputs
 from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
@@ -36,6 +36,7 @@ def download(args: argparse.Namespace) -> None:
 
 
 def prepare(args: argparse.Namespace) -> None:
+    check_outputs(args.out)
     cuts = open_corpus(args.corpus, transcribed=not args.untranscribed)
     if args.wav:
         cuts = CutSet.from_cuts(_copies(cuts, args.wav)).to_eager()

@@ -21,6 +21,8 @@ def read_an4(fileids: Path) -> Iterator[Utterance]:
         raise ValueError(f"{fileids}: no {transcription.name} beside it")
     texts = {}
     for number, line in enumerate(read_lines(transcription), 1):
+        if not line.strip():
+            continue
         match = _LINE.match(line)
         if not match:
             raise ValueError(f"{transcription}, line {number}: not `TEXT (id)`")

@@ -21,7 +21,7 @@ from asr.corpus.utterances import Utterance
 def read_manifest(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
     """The utterances of a JSONL manifest. Raises ValueError naming the line that is wrong."""
     for entry in _entries(read_lines(path), path, transcribed):
-        if "source" in entry:
+        if _is_text(entry):
             yield Utterance(entry["id"], path, entry.get("text") or "", source=entry["source"])
         else:
             yield _utterance(entry, path.parent / entry["audio_filepath"])
@@ -38,7 +38,7 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
     except tarfile.TarError as error:
         raise ValueError(f"{path}: not an uncompressed tar ({error})") from None
     for entry in _entries(lines, path, transcribed):
-        if "source" in entry:
+        if _is_text(entry):
             raise ValueError(f"{path}: text to text belongs into a manifest of its own, not into a tar")
         member = members.get(entry["audio_filepath"].removeprefix("./"))
         utterance = _utterance(entry, path)
@@ -61,14 +61,18 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
             value = entry.get(key) or 0.0
             if not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ValueError(f"{path}, line {number}: {key} is no number from 0 on")
-        needed = ["source" if "source" in entry else "audio_filepath", *(["text"] if transcribed else [])]
+        needed = ["source" if _is_text(entry) else "audio_filepath", *(["text"] if transcribed else [])]
         missing = [key for key in needed if not isinstance(entry.get(key), str)]
         if missing:
             raise ValueError(f"{path}, line {number}: no {' and no '.join(missing)}")
-        default = entry.get("audio_filepath") or f"line {number}"
+        default = entry.get("audio_filepath") or f"{path.name} line {number}"
         if entry.get("offset") is not None:  # one of several in a file
             default += f"-{entry['offset']}"
         yield entry | {"id": default if entry.get("id") in (None, "") else str(entry["id"])}
+
+
+def _is_text(entry: dict[str, Any]) -> bool:
+    return "source" in entry and "audio_filepath" not in entry  # beside sound it says where that is from
 
 
 def _utterance(entry: dict[str, Any], path: Path) -> Utterance:

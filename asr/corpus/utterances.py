@@ -156,7 +156,7 @@ def _make_cut(utterance: Utterance) -> MonoCut:
         recording, duration = None, len(utterance.source) / STEPS_PER_SECOND
         if not utterance.source.strip():
             raise AudioError(f"{path}: an empty source")
-    elif path.suffix in MATRIX_SUFFIXES:
+    elif path.suffix.lower() in MATRIX_SUFFIXES:
         if utterance.offset:
             raise AudioError(f"{path}: a matrix is one utterance, and has no offset")
         matrix = read_matrix(path)

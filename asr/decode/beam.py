@@ -149,9 +149,9 @@ class BeamSearch:
         score = torch.where((step < self.limit)[:, None, None], ways.score + options.length_bonus, NEVER)
         # a hypothesis ends only where that is among the W best ways to go on: otherwise every prefix would be a
         # candidate, and a short one could win; a beam of one is greedy search
-        worst = torch.cat([score.flatten(1), ways.ending], dim=1).topk(W, dim=1).values[:, -1:]
-        self._end(ways.ending.masked_fill(ways.ending < worst, 2 * NEVER), step)
         best, index = score.flatten(1).topk(W, dim=1)
+        worst = torch.cat([best, ways.ending], dim=1).topk(W, dim=1).values[:, -1:]
+        self._end(ways.ending.masked_fill(ways.ending < worst, 2 * NEVER), step)
         parents, tokens = index // score.shape[2], ways.tokens.flatten(1).gather(1, index)
         history = parents[:, :, None].expand(-1, -1, step)
         self.running = Running(

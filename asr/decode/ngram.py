@@ -18,7 +18,7 @@ class NGram:
         try:
             import kenlm
         except ImportError:
-            raise ModelError("an n-gram model needs KenLM: pip install 'asr[ngram]'") from None
+            raise ModelError("an n-gram model needs KenLM: pip install kenlm") from None
         if not Path(path).is_file():
             raise ModelError(f"{path}: no such n-gram model")
         quiet = kenlm.Config()

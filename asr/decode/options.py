@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 STRATEGIES = ("beam", "rescore", "ctc", "greedy")
@@ -39,8 +40,10 @@ class DecodeOptions:
         if self.strategy == "rescore" and not self.ctc_weight:
             raise ValueError("strategy rescore takes its n-best from CTC: ctc_weight must be above 0")
         for name in ("lm_weight", "ilm_weight", "ngram_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must not be negative, and finite, not {getattr(self, name)}")
+        if not math.isfinite(self.length_bonus):
+            raise ValueError(f"length_bonus must be finite, not {self.length_bonus}")
         if self.max_repeats < 2:
             raise ValueError(f"max_repeats must be at least 2, not {self.max_repeats}")
         if self.ctc_window < 0:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from operator import itemgetter
 
 import jiwer
@@ -17,6 +18,7 @@ from asr.corpus import input_kind, iterate
 from asr.decode.recognizer import Recognizer, Transcript
 
 RESAMPLINGS = 1000
+WAITING = timedelta(days=7)  # of a process that is done for the others: utterances are dealt out by number, not length
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,15 @@ def transcribe_cuts(
 ) -> Transcribed:
     """Transcribes the cuts; what cannot be read is reported by name and left out. `progress` is told the seconds done.
 
-    Raises ValueError where nothing could be read, or the model cannot take what was (sound instead of matrices, or of
-    another width)."""
+    Raises ValueError where nothing could be read or has a transcript, or the model cannot take what was (sound instead
+    of matrices, or of another width)."""
+    _check_transcripts(recognizer, cuts)
     return _some(_transcribe(recognizer, cuts, progress))
+
+
+def _check_transcripts(recognizer: Recognizer, cuts: CutSet) -> None:
+    if not any(recognizer.model.normalize(cut.supervisions[0].text or "") for cut in cuts):
+        raise ValueError("no utterance has a transcript to compare with")
 
 
 def _some(done: Transcribed) -> Transcribed:
@@ -139,12 +147,13 @@ def transcribe_together(
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     if world == 1:
         return transcribe_cuts(recognizer, cuts, progress)
+    _check_transcripts(recognizer, cuts)
     dealt = list(cuts)[rank::world]
     done = _transcribe(recognizer, CutSet.from_cuts(dealt), progress)
     place = {cut.id: rank + world * i for i, cut in enumerate(dealt)}
     rows = zip(done.cuts, done.references, done.hypotheses, done.transcripts, strict=True)
     mine = [(place[row[0].id], *row) for row in rows]
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group("gloo", timeout=WAITING)
     everything: list | None = [None] * world if rank == 0 else None
     torch.distributed.gather_object((done.seconds, mine), everything)
     torch.distributed.destroy_process_group()

@@ -103,13 +103,13 @@ class Decoder(TokenStack):
 
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:
         """The state before the first step, `width` hypotheses an utterance; the memory is projected once, here."""
-        past = AttentionCache.empty(self.config, len(self.layers), len(memory), width, memory)
         # each step reads the whole of it: heads and not frames lie together
         cross = [tuple(x.contiguous() for x in layer.cross_attention.project(memory)) for layer in self.layers]
         nothing = (memory_lens == 0)[:, None, None, None]  # to attend to, which gives zeros
         cross = [(K, V.masked_fill(nothing, 0.0)) for K, V in cross]
-        memory_mask = length_mask(memory_lens, memory.shape[1])
-        return DecoderState(past, cross, additive_mask(memory_mask, memory.dtype))
+        like = cross[0][0]  # autocast's keys are of another type than the memory
+        past = AttentionCache.empty(self.config, len(self.layers), len(memory), width, like)
+        return DecoderState(past, cross, additive_mask(length_mask(memory_lens, memory.shape[1]), like.dtype))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Log-posteriors `(B, W, V)` of the token after `tokens (B, W)`, each the newest of its hypothesis."""

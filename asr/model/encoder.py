@@ -45,12 +45,12 @@ class Encoder(nn.Module):
         self, X: Tensor, X_lens: Tensor, weights: list[Tensor] | None = None, outputs: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Memory `(B, M, D)` and its lengths. `weights` collects each layer's self-attention `(B, H, M, M)`, `outputs`
-        what each layer gives, normed as the memory is, `(B, M, D)`."""
+        what each layer gives, before the norm that ends the stack, `(B, M, D)`."""
         x, lens = self.subsampling(X.to(self.subsampling.dtype), X_lens)
         mask = length_mask(lens, x.shape[1])
         x = self.positions(x)
         for layer in self.layers:
             x = layer(x, mask, weights)
             if outputs is not None:
-                outputs.append(self.norm(x))
+                outputs.append(x)
         return self.norm(x), lens

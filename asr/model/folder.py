@@ -66,8 +66,8 @@ def read_folder(folder: str | Path) -> Iterator[tuple[dict[str, Any], dict[str, 
     try:
         yield json.loads((folder / CONFIG).read_text(encoding="utf-8")), load_file(folder / WEIGHTS)
     except FileNotFoundError as error:
-        missing = Path(error.filename or folder).name
-        raise ModelError(f"{folder}: not a model folder ({missing} is missing)") from None
+        missing = f"{Path(error.filename).name} is missing" if error.filename else str(error)
+        raise ModelError(f"{folder}: not a model folder ({missing})") from None
     except OSError as error:
         raise ModelError(f"{folder}: not a model folder ({error.strerror or error})") from None
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:

@@ -73,6 +73,7 @@ class TextModel(nn.Module):
         with read_folder(folder) as (description, weights):
             with WithoutStartValues():
                 transformer = LanguageModel(ModelConfig.from_dict(description["language_model"]))
-            model = cls(transformer, load_tokenizer(folder), description["normalizer"])
+            tokenizer = load_tokenizer(folder, transformer.config.vocab_size)
+            model = cls(transformer, tokenizer, description["normalizer"])
             load_weights(transformer, weights)
         return model.to(device).eval()

@@ -72,7 +72,8 @@ class SpeechModel(nn.Module):
             with WithoutStartValues():
                 transformer = Transformer(ModelConfig.from_dict(description["model"]))
             features = FeatureConfig(**description["features"])
-            model = cls(features, transformer, load_tokenizer(folder), description["normalizer"])
+            tokenizer = load_tokenizer(folder, transformer.config.vocab_size)
+            model = cls(features, transformer, tokenizer, description["normalizer"])
             load_weights(model, weights)
             transformer.bigram = Bigram.load(folder, transformer.config.vocab_size)
         return model.to(device).eval()

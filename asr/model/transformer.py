@@ -45,7 +45,7 @@ class Transformer(nn.Module):
         depth = self.config.encoder_layers
         chosen = [depth * i // (intermediate + 1) for i in range(1, intermediate + 1)]
         log_probs = self.decoder.teacher_forced(Y, memory, memory_lens)
-        between = tuple(self.ctc_log_probs(outputs[layer - 1]) for layer in chosen if layer > 0)
+        between = tuple(self.ctc_log_probs(self.encoder.norm(outputs[layer - 1])) for layer in chosen if layer > 0)
         ctc_log_probs = self.ctc_log_probs(memory) if self.ctc else None
         return Output(log_probs, Y_lens + 1, ctc_log_probs, memory, memory_lens, between)
 

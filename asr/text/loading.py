@@ -20,9 +20,13 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
     tokenizer.save(folder)
 
 
-def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer in a model folder. Raises FileNotFoundError where there is none."""
+def load_tokenizer(folder: str | Path, size: int | None = None) -> Tokenizer:
+    """The tokenizer in a model folder. Raises FileNotFoundError where there is none, ValueError for one that has not
+    `size` tokens."""
     for kind in KINDS:
         if (Path(folder) / kind.file_name).is_file():
-            return kind.load(folder)
+            tokenizer = kind.load(folder)
+            if size is not None and len(tokenizer) != size:
+                raise ValueError(f"{kind.file_name} has {len(tokenizer)} tokens, the model {size}")
+            return tokenizer
     raise FileNotFoundError(f"{folder}: no tokenizer ({', '.join(kind.file_name for kind in KINDS)})")

@@ -37,6 +37,8 @@ class RunningMean(WeightAveraging):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._device = trainer.strategy.root_device  # the module itself moves there later
         super().setup(trainer, pl_module, stage)
+        if self._average_model is not None:
+            self._average_model.n_averaged = self._average_model.n_averaged.cpu()  # asked at each update
 
 
 def best_checkpoints(out: Path) -> list[Path]:
@@ -52,7 +54,7 @@ def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> 
         raise ValueError("no checkpoint to average")
     totals: dict[str, Tensor] = {}
     for path in paths:
-        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
         for name, tensor in state.items():
             if name.startswith(prefix):
                 name = name.removeprefix(prefix)

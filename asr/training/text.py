@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import lzma
 import random
 import zlib
@@ -19,6 +20,8 @@ from asr.text.normalizer import Normalizer
 from asr.text.tokenizer import Tokenizer
 from asr.training.config import TextConfig
 from asr.training.resuming import Resumable, ResumableData
+
+logger = logging.getLogger(__name__)
 
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 POOL = 100  # batches whose lines are shuffled together, sorted by length and cut
@@ -40,7 +43,7 @@ class TextData(ResumableData):
             size = min(config.held_out, len(self.train_lines) // 2)
             self.dev_lines, self.train_lines = self.train_lines[:size], self.train_lines[size:]
         if not self.train_lines or not self.dev_lines:
-            raise ValueError("data.train and data.dev: no line with text")
+            raise ValueError(f"data.train and data.dev: no line with text of up to data.max_tokens={config.max_tokens}")
 
     @property
     def tokens(self) -> int:
@@ -67,8 +70,16 @@ class TextData(ResumableData):
         return DataLoader(Lines(self.dev_lines), sampler=Resumable(batches), batch_size=None)
 
     def _encoded(self, paths: Sequence[str], tokenizer: Tokenizer, normalize: Normalizer) -> list[np.ndarray]:
-        lines = (tokenizer.encode(text) for line in lines_of(paths) if (text := normalize(line)))
-        return [np.array(ids, np.int32) for ids in lines if len(ids) <= self.config.max_tokens]
+        most, lines, total = self.config.max_tokens, [], 0
+        for line in lines_of(paths):
+            if text := normalize(line):
+                ids, total = tokenizer.encode(text), total + 1
+                if len(ids) <= most:
+                    lines.append(np.array(ids, np.int32))
+        if len(lines) < total:
+            longer = f"{total - len(lines)} of {total} lines have more than data.max_tokens={most} and are left out"
+            logger.warning("%s: %s", ", ".join(paths), longer)
+        return lines
 
 
 class Lines(Dataset):

@@ -20,6 +20,7 @@ from asr.audio.features import FrontEnd, RunningStatistics
 from asr.corpus import iterate
 from asr.decode.precision import best_precision
 from asr.heap import keep_kernels
+from asr.training.averaging import best_checkpoints
 from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
 from asr.training.data import SoundData
 from asr.training.sharding import fully_sharded
@@ -34,13 +35,15 @@ def begin(config: TrainConfig | PretrainConfig | LMTrainConfig) -> Path | None:
     """Seeds every generator, and has kernels kept; the checkpoint from which the training in `config.out` goes on, None
     at its start.
 
-    Raises FileExistsError where `config.out` holds a training that is not to be resumed, ValueError where it was begun
-    sharded and is to go on otherwise, or the reverse."""
+    Raises FileExistsError where `config.out` holds a training that is not to be resumed, or checkpoints of one that
+    cannot be, ValueError where it was begun sharded and is to go on otherwise, or the reverse."""
     last = Path(config.out) / "checkpoints" / "last.ckpt"
     if last.exists() and not config.resume:
         raise FileExistsError(
             f"{config.out} holds a training already: resume=true goes on with it, out=... starts another"
         )
+    if not last.exists():
+        _without_others(last.parent, config.resume)
     if last.exists():
         saved = torch.load(last, weights_only=True, mmap=True)["config"]
         if (saved.get("strategy") == "fsdp") != (getattr(config, "strategy", "") == "fsdp"):
@@ -52,6 +55,15 @@ def begin(config: TrainConfig | PretrainConfig | LMTrainConfig) -> Path | None:
         keep_kernels(KERNELS)  # without those of all shapes a training in bfloat16 takes a third longer
     L.seed_everything(config.seed, workers=True, verbose=False)
     return last if last.exists() else None
+
+
+def _without_others(checkpoints: Path, resume: bool) -> None:
+    """No checkpoint that is there already shall be averaged: a training that died before its first `last.ckpt` begins
+    anew, and any other's are not ours to remove."""
+    for best in best_checkpoints(checkpoints.parent):
+        if not resume:
+            raise FileExistsError(f"{best} is of a training that cannot go on: move it away, or take another out=")
+        best.unlink(missing_ok=True)
 
 
 def new_trainer(

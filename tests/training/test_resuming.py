@@ -173,6 +173,18 @@ def test_a_training_that_ran_out_of_patience_goes_on_only_with_more(corpus, tmp_
         assert last["epoch"] + 1 == epochs
 
 
+def test_checkpoints_of_another_training_are_not_averaged(corpus, tmp_path):
+    train(options(corpus, tmp_path, "epochs=1"))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    (best,) = best_checkpoints(tmp_path)
+    last.unlink()
+    with pytest.raises(FileExistsError, match=f"{best.name} is of a training that cannot go on"):
+        train(options(corpus, tmp_path, "epochs=1"))
+    best.rename(best.with_name("000-0.00.ckpt"))  # the best there could be
+    train(options(corpus, tmp_path, "epochs=1", "resume=true"))
+    assert "000-0.00.ckpt" not in {path.name for path in best_checkpoints(tmp_path)}
+
+
 def test_an_epoch_whose_batches_are_others_now_begins_anew(corpus, tmp_path, losses, monkeypatch, caplog):
     settings = ["epochs=2", "save_minutes=0"]
     train_until_killed(options(corpus, tmp_path, *settings), (1, 3), monkeypatch)
