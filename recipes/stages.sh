@@ -74,12 +74,17 @@ finish() {
   current=''
 }
 
+# quoted PATH: as Hydra reads it, whatever is in it
+quoted() {
+  echo "'${1//\'/\\\'}'"
+}
+
 # run COMMAND FOLDER OPTION...: a training in FOLDER, $out or below it; goes on where it was interrupted
 run() {
   local resume=false
   [ ! -e "$2/checkpoints/last.ckpt" ] || resume=true
   echo "${2#"$out"}" >> "$out/.trained/$current" # within $out, which may be copied or moved
-  python -m "$1" "${@:3}" "out=$2" "resume=$resume"
+  python -m "$1" "${@:3}" "out=$(quoted "$2")" "resume=$resume"
 }
 
 # train FOLDER EXPERIMENT TRAIN DEV [OPTION...]: Hydra lists of cuts; the command line's options count most
@@ -96,7 +101,7 @@ splice() {
 
 # language_model TEXT: of the tokens of the model in $out
 language_model() {
-  run asr.train_lm "$out/lm" "tokenizer=$out/model" "data.train=[$1]" epochs=3 optimizer.kind=muon export=float16
+  run asr.train_lm "$out/lm" "tokenizer=$(quoted "$out/model")" "data.train=$(joined "$1")" epochs=3 optimizer.kind=muon export=float16
 }
 
 # wer CUTS [OPTION...] of the model in $out, or another: "1.23 % (... substitutions, ...)"
@@ -106,6 +111,7 @@ wer() {
 
 # joined WORD...: a Hydra list
 joined() {
-  local IFS=,
-  echo "[$*]"
+  local IFS=, word words=()
+  for word in "$@"; do words+=("$(quoted "$word")"); done
+  echo "[${words[*]}]"
 }

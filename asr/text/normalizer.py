@@ -16,16 +16,25 @@ _JOINERS = "\u200c\u200d"  # between the letters of a word in several scripts
 _MARKS = (
     "\u00ad\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"  # hyphenation, direction
 )
-# before NFKC, which makes a space and an accent of ´, and 102 of 10²
-_TIDY = {**dict.fromkeys(map(ord, "’‘ʼ`´′＇"), "'"), **dict.fromkeys(map(ord, _MARKS)), ord("\u200b"): " "}
-_TIDY_ENGLISH = {**_TIDY, **dict.fromkeys(map(ord, _JOINERS)), **dict.fromkeys(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹"), " ")}
+_PARTS = {
+    **{"½": "a half", "¼": "a quarter", "¾": "three quarters", "⅓": "a third", "⅔": "two thirds", "⅕": "a fifth"},
+    **{"⅖": "two fifths", "⅗": "three fifths", "⅘": "four fifths", "⅙": "a sixth", "⅚": "five sixths"},
+    **{"⅛": "an eighth", "⅜": "three eighths", "⅝": "five eighths", "⅞": "seven eighths"},
+}
+# before NFKC, which makes a space and an accent of ´, 102 of 10² and 51⁄2 of 5½
+_TIDY = {
+    **dict.fromkeys(map(ord, "’‘ʼ`´′＇"), "'"),
+    **dict.fromkeys(map(ord, _MARKS)),
+    **dict.fromkeys(map(ord, "\u200b⁰¹²³⁴⁵⁶⁷⁸⁹"), " "),
+    **{ord(part): f" {part}" for part in _PARTS},
+}
+_TIDY_ENGLISH = {**_TIDY, **dict.fromkeys(map(ord, _JOINERS))}
 _CURRENCIES = {"$": ("dollar", "cent", "cents"), "£": ("pound", "penny", "pence"), "€": ("euro", "cent", "cents")}
 _NUMBER = re.compile(
-    r"(?P<currency>[$£€])?\s?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
-    r"(?(currency)(?P<scale>\s(?:thousand|million|billion|trillion)\b)?)(?P<suffix>(?:st|nd|rd|th)\b|'?s\b|\s?%)?"
+    r"(?P<currency>[$£€])?\s?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)"
+    r"(?(currency)(?P<scale>[\s-](?:thousand|million|billion|trillion)\b)?)(?P<suffix>(?:st|nd|rd|th)\b|'?s\b|\s?%)?"
 )
-_FRACTION = re.compile(r"(?P<whole>(?<=\d)\s?)?(?P<part>[½¼¾])")
-_PARTS = {"½": "a half", "¼": "a quarter", "¾": "three quarters"}
+_FRACTION = re.compile(rf"(?P<whole>(?<=\d)\s{{1,2}})?(?P<part>[{''.join(_PARTS)}])")
 _INSIDE = f"'{_JOINERS}"
 _SYMBOLS = {"&": " and ", "%": " percent ", "+": " plus ", "=": " equals ", "@": " at "}
 
@@ -74,11 +83,12 @@ def _spoken_number(match: re.Match[str]) -> str:
     from num2words import num2words  # only texts with digits pay for the import
 
     number, suffix = match["number"].replace(",", ""), (match["suffix"] or "").strip()
+    number = f"0{number}" if number.startswith(".") else number
     whole, point, part = number.partition(".")
     if len(whole) > 15 or (len(whole) > 1 and whole.startswith("0")):
         words = " ".join(num2words(int(d)) if d != "." else "point" for d in number)
     elif match["scale"]:
-        words = f"{english(number)}{match['scale']} {_CURRENCIES[match['currency']][0]}s"
+        words = f"{english(number)} {match['scale'][1:]} {_CURRENCIES[match['currency']][0]}s"
     elif match["currency"]:
         words = _money(number, *_CURRENCIES[match["currency"]])
     elif point:
@@ -106,6 +116,6 @@ def _money(amount: str, unit: str, hundredth: str, hundredths: str) -> str:
     from num2words import num2words
 
     whole, _, part = amount.partition(".")
-    words = f"{num2words(int(whole))} {unit}{'' if int(whole) == 1 else 's'}"
     cents = int(part.ljust(2, "0")[:2]) if part else 0
-    return f"{words} {num2words(cents)} {hundredth if cents == 1 else hundredths}" if cents else words
+    words = [f"{num2words(int(whole))} {unit}{'' if int(whole) == 1 else 's'}"] if int(whole) or not cents else []
+    return " ".join([*words, *([f"{num2words(cents)} {hundredth if cents == 1 else hundredths}"] if cents else [])])

@@ -26,7 +26,7 @@ if begin 1 "cuts of train, dev (5 speakers of train) and test"; then
 fi
 
 if begin 2 "training a first model (half an hour of one core)"; then
-  train "$out/first" an4 "[$cuts/train.jsonl.gz]" "[$cuts/dev.jsonl.gz]"
+  train "$out/first" an4 "$(joined "$cuts/train.jsonl.gz")" "$(joined "$cuts/dev.jsonl.gz")"
   finish
 fi
 
@@ -36,8 +36,8 @@ if begin 3 "new utterances of the training set's words"; then
 fi
 
 if begin 4 "training on (conf/experiment/an4_spliced.yaml says how long)"; then
-  train "$out" an4_spliced "[$cuts/train.jsonl.gz,$cuts/spliced.jsonl.gz]" "[$cuts/dev.jsonl.gz]" \
-    "init_from=$out/first/model"
+  train "$out" an4_spliced "$(joined "$cuts/train.jsonl.gz" "$cuts/spliced.jsonl.gz")" "$(joined "$cuts/dev.jsonl.gz")" \
+    "init_from=$(quoted "$out/first/model")"
   finish
 fi
 

@@ -56,7 +56,7 @@ fi
 
 if begin 5 "training on, distorted (conf/experiment/english_distorted.yaml says how long)"; then
   train "$out" english_distorted "$(joined "$cuts"/*.train.jsonl.gz "$cuts/spliced.jsonl.gz")" \
-    "$(joined "$cuts"/*.some.jsonl.gz)" "init_from=$out/first/model"
+    "$(joined "$cuts"/*.some.jsonl.gz)" "init_from=$(quoted "$out/first/model")"
   finish
 fi
 

@@ -13,7 +13,7 @@ if begin 1 "3,000 generated utterances, and 500 for the test"; then
 fi
 
 fit() { # FOLDER [OPTION...]
-  train "$1" features_25hz "[$out/data/train]" "[$out/data/dev]" "${@:2}"
+  train "$1" features_25hz "$(joined "$out/data/train")" "$(joined "$out/data/dev")" "${@:2}"
 }
 
 if begin 2 "training with the linear front end (conf/experiment/features_25hz.yaml says how long)"; then

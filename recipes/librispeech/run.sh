@@ -59,7 +59,7 @@ if [ "$first" != "$out" ] && begin 4 "new utterances of the training speech's wo
 fi
 
 if [ "$first" != "$out" ] && begin 5 "training on (conf/experiment/${experiment}_spliced.yaml says how long)"; then
-  train "$out" "${experiment}_spliced" "$(files "${train[@]}" spliced)" "$(files "${dev[0]}")" "init_from=$first/model"
+  train "$out" "${experiment}_spliced" "$(files "${train[@]}" spliced)" "$(files "${dev[0]}")" "init_from=$(quoted "$first/model")"
   finish
 fi
 

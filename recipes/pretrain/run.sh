@@ -14,9 +14,11 @@ parse speech exp/pretrain 5 "$@"
 labelled=librispeech-train-clean-5.train dev=librispeech-dev-clean-half.dev
 
 if begin 1 "cuts; 286 utterances (1 h) with their transcripts, 100 of dev to choose checkpoints by"; then
+  for tar in "$speech/$labelled.tar" "$speech/$dev.tar"; do
+    [ -f "$tar" ] || wrong "--speech '$speech' holds no $(basename "$tar")"
+  done
   rm -rf "$cuts"/{*.jsonl.gz,wav} # of other speech, perhaps
   for tar in "$speech"/*.train.tar "$speech/$dev.tar"; do
-    [ -f "$tar" ] || wrong "--speech '$speech' holds no $(basename "$tar")"
     name=$(basename "$tar" .tar)
     python -m asr.corpus prepare "$tar" --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
   done
@@ -26,11 +28,11 @@ if begin 1 "cuts; 286 utterances (1 h) with their transcripts, 100 of dev to cho
 fi
 
 fit() { # COMMAND FOLDER OPTION...
-  run "$@" "data.dev=[$cuts/some.jsonl.gz]" data.max_seconds=20 ${options[@]+"${options[@]}"}
+  run "$@" "data.dev=$(joined "$cuts/some.jsonl.gz")" data.max_seconds=20 ${options[@]+"${options[@]}"}
 }
 
 recogniser() { # FOLDER [OPTION...]
-  fit asr.train "$1" experiment=mini_librispeech "data.train=[$cuts/hour.jsonl.gz]" data.batch_seconds=40 \
+  fit asr.train "$1" experiment=mini_librispeech "data.train=$(joined "$cuts/hour.jsonl.gz")" data.batch_seconds=40 \
     data.global_batch_seconds=40 model.subsampling=8 optimizer.kind=adamw optimizer.lr=1.5e-3 average=10 epochs=50 \
     validate_every=5 "${@:2}"
 }
@@ -43,7 +45,7 @@ if begin 2 "pre-training on all sound"; then
 fi
 
 if begin 3 "a recogniser from the encoder"; then
-  recogniser "$out/from_encoder" "init_from=$out/encoder/model"
+  recogniser "$out/from_encoder" "init_from=$(quoted "$out/encoder/model")"
   finish
 fi
 

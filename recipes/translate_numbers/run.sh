@@ -13,7 +13,7 @@ if begin 1 "20,000 numbers, and 5,000 others for the test"; then
 fi
 
 if begin 2 "training (conf/experiment/translate_numbers.yaml says how long)"; then
-  train "$out" translate_numbers "[$out/data/train.jsonl]" "[$out/data/dev.jsonl]"
+  train "$out" translate_numbers "$(joined "$out/data/train.jsonl")" "$(joined "$out/data/dev.jsonl")"
   finish
 fi
 

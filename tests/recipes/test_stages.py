@@ -11,6 +11,7 @@ STAND_IN = """#!/bin/bash
 echo "$*" >> calls
 [ "$2" = asr.train ] || exit 0
 for option; do [[ $option != out=* ]] || out=${option#out=}; done
+out=${out#\\'} out=${out%\\'}
 mkdir -p "$out/checkpoints"
 touch "$out/checkpoints/last.ckpt"
 [ ! -e fail ]

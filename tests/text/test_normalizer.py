@@ -23,6 +23,9 @@ from asr.text.normalizer import english, get_normalizer, neutral
         ("the 1990's, Apollo 11's crew", "the nineteen nineties apollo eleven's crew"),
         ("$3 million, $2.5 billion", "three million dollars two point five billion dollars"),
         ("2½ miles, ¾ full, 3 ¼", "two and a half miles three quarters full three and a quarter"),
+        ("2⅓ cups, 5⅞ inches, ⅔", "two and a third cups five and seven eighths inches two thirds"),
+        (".5 percent of $.50 or $0.50", "zero point five percent of fifty cents or fifty cents"),
+        ("a $3-million house", "a three million dollars house"),
         ("10² words¹", "ten words"),
         ("it´s don´t", "it's don't"),
         ("co\u00adoperate \ufeffhere", "cooperate here"),
@@ -47,6 +50,7 @@ def test_neutral_keeps_every_script():
     assert neutral("Привет, Мир!") == "привет мир"
     assert neutral("L’ÉTÉ déjà") == "l'été déjà"
     assert neutral("it´s") == "it's"
+    assert neutral("5½ m²") == "5 1 2 m"
 
 
 @pytest.mark.parametrize("word", ["ශ්\u200dරී", "می\u200cخواهم", "क्\u200dष"])
