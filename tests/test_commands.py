@@ -340,3 +340,38 @@ def test_tuning_does_not_change_the_model_that_ships(files):
     done = call("asr.tune", files, "--write")
     assert done.returncode == 2
     assert b"--write needs --model" in done.stderr
+
+
+def test_a_corpus_without_transcripts_has_no_error_rate(files, tmp_path):
+    (tmp_path / "silent.jsonl").write_text(json.dumps({"audio_filepath": str(files / "a.wav"), "text": "..."}))
+    done = call("asr.evaluate", tmp_path / "silent.jsonl", "--model", files / "model")
+    assert done.returncode == 2
+    assert done.stderr == b"asr.evaluate: no utterance has a transcript to compare with\n"
+
+
+def test_what_cannot_be_written_is_found_before_any_work(files, tmp_path, monkeypatch):
+    (tmp_path / "folder.jsonl.gz").mkdir()
+    for command, flag in (("asr.evaluate", "--out"), ("asr.align", "--out"), ("asr.corpus", "--out")):
+        words = ["prepare"] if command == "asr.corpus" else ["--model", tmp_path / "nowhere"]
+        done = call(command, *words, files, flag, tmp_path / "folder.jsonl.gz")
+        assert done.returncode == 2 and b"Is a directory" in done.stderr, done.stderr
+    done = call("asr.align", files, "--out", tmp_path / "a.jsonl.gz", "--ctm", tmp_path / "a.jsonl.gz")
+    assert done.returncode == 2 and b"would be written twice" in done.stderr
+    assert not (tmp_path / "a.jsonl.gz").exists()
+
+
+def test_a_terminal_without_a_character_shows_its_number(files, monkeypatch):
+    shutil.copy(files / "a.wav", files / "世.wav")
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    done = run("asr.transcribe", "--model", files / "model", files / "世.wav", files / "b.wav")
+    assert done.returncode == 0, done.stderr
+    names = [line.split(b": ")[0] for line in done.stdout.splitlines()]
+    assert names == [os.fsencode(files) + rb"/\u4e16.wav", os.fsencode(files / "b.wav")]
+
+
+def test_a_full_disk_under_standard_output_is_one_line(files):
+    command = [sys.executable, "-m", "asr.transcribe", "--model", files / "model", files / "a.wav"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=ROOT, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == b"asr: standard output: No space left on device\n"

@@ -27,10 +27,12 @@ AUDIO_SUFFIXES = frozenset(
 )
 MATRIX_SUFFIXES = frozenset({".npy", ".pt"})
 UNKNOWN = 2**60  # samples and more in the header of a file that was written to a pipe
+NO_SIZE = 0x7FFF0000  # bytes and more in the header of a RIFF file: whoever wrote it to a pipe could not go back
 LOWEST_RATE = 100  # samples a second that are not taken for a damaged header
 _BLOCK_SECONDS = 30
 _MARGIN = 0.2  # seconds around a part of a file that are decoded, too: what resamplers and decoders reach
 _TABLE = 4096  # bytes in which an MP3's table, or the tags at its end, would be
+_TOLERANCE = 0.1  # seconds that a header may promise too many, or too few
 _FINEST = 640  # parts of a sample at 16 kHz in which other rates are counted: 11,025 Hz needs so many
 
 Source = str | os.PathLike | bytes | BinaryIO
@@ -111,6 +113,8 @@ def read_duration(source: Source, name: str | None = None) -> float:
     name = name or str(source)
     with _open(source, name) as file:
         with contextlib.suppress(soundfile.LibsndfileError), soundfile.SoundFile(file) as sound:
+            if missing := _missing(sound, file):
+                raise AudioError(f"{name}: cut off, the last {missing:.1f} s are missing")
             if sound.frames < UNKNOWN and not _is_estimate(sound, file) and not _goes_on(sound, file):
                 return sound.frames / sound.samplerate
         file.seek(0)
@@ -186,6 +190,8 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
         if _goes_on(sound, file):
             yield from by_ffmpeg("there is more in it than its header says.")
             return
+        if missing := _missing(sound, file):
+            raise AudioError(f"{name}: cut off, the last {missing:.1f} s are missing")
         if sound.samplerate < LOWEST_RATE:
             raise AudioError(f"{name}: its header says {sound.samplerate} samples a second")
         skipped = begin if sound.seekable() else 0
@@ -211,8 +217,14 @@ def _is_estimate(sound, file: BinaryIO) -> bool:
 
 
 def _goes_on(sound, file: BinaryIO) -> bool:
-    """Whether an MP3 or Ogg file has sound after the end that libsndfile takes for its own, and reads to: several that
-    were joined, or an MP3 of varying bit rate without a table."""
+    """Whether a file has sound after the end that libsndfile takes for its own, and reads to: MP3s or Ogg files that
+    were joined, an MP3 of varying bit rate without a table, a wav whose writer was killed."""
+    if chunk := _data_chunk(sound, file):  # what was killed while it wrote has an old header, and no chunk after it
+        place = file.tell()
+        file.seek(chunk[1] + chunk[1] % 2)
+        rest = file.read(1 << 20)
+        file.seek(place)
+        return len(rest) > 1024 and not (rest[:4].isascii() and rest[:4].decode("ascii", "replace").isprintable())
     if sound.format == "OGG":
         place, streams, rest = file.tell(), 0, b""
         file.seek(0)
@@ -231,6 +243,37 @@ def _goes_on(sound, file: BinaryIO) -> bool:
     sound.seek(0)
     more = size - end > 1024 + 0.2 * end / max(seconds, 0.1)
     return more and not any(name in tags for name in (b"APETAGEX", b"LYRICSBEGIN"))
+
+
+def _data_chunk(sound, file: BinaryIO) -> tuple[int, int] | None:
+    """Where the samples of a RIFF file begin and end, by its header; None for others, and for headers that a pipe left
+    without a size."""
+    if sound.format not in ("WAV", "WAVEX"):
+        return None
+    place = file.tell()
+    file.seek(12)
+    while len(head := file.read(8)) == 8:
+        size = int.from_bytes(head[4:], "little")
+        if head[:4] == b"data":
+            begin = file.tell()
+            file.seek(place)
+            return (begin, begin + size) if size < NO_SIZE else None
+        file.seek(size + size % 2, os.SEEK_CUR)
+    file.seek(place)
+    return None
+
+
+def _missing(sound, file: BinaryIO) -> float:
+    """Seconds of a RIFF file that are not there any more: a copy that was interrupted."""
+    chunk = _data_chunk(sound, file)
+    if chunk is None:
+        return 0.0
+    place = file.tell()
+    size = file.seek(0, os.SEEK_END)
+    file.seek(place)
+    there, said = size - chunk[0], chunk[1] - chunk[0]
+    lost = (said - there) / max(1, there) * sound.frames / sound.samplerate
+    return lost if lost > _TOLERANCE else 0.0
 
 
 def _is_text(head: bytes) -> bool:
@@ -270,7 +313,7 @@ def _decode_with_av(file: BinaryIO, name: str, reason: str) -> Iterator[np.ndarr
     except ImportError:
         raise AudioError(f"{name}: {reason} FFmpeg may read it: pip install av") from None
     try:
-        with av.open(file, metadata_errors="replace") as container:
+        with av.open(file, metadata_errors="replace", options={"ignore_length": "1"}) as container:
             frames = container.decode(audio=0)
             for _, alike in groupby(frames, lambda frame: (frame.format.name, frame.layout.name, frame.rate)):
                 resampler = av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)

@@ -119,6 +119,37 @@ def test_a_tag_at_the_end_of_an_mp3_is_no_sound(tmp_path, tag):
     assert np.array_equal(read_audio(path), before) and read_duration(path) == len(before) / SAMPLE_RATE
 
 
+def test_a_wav_that_was_copied_in_part_is_named(tmp_path, tone):
+    soundfile.write(tmp_path / "a.wav", tone(2.0), SAMPLE_RATE)
+    whole = (tmp_path / "a.wav").read_bytes()
+    (tmp_path / "a.wav").write_bytes(whole[: len(whole) // 2])
+    for read in (read_audio, read_duration):
+        with pytest.raises(AudioError, match=r"a.wav: cut off, the last 1.0 s are missing"):
+            read(tmp_path / "a.wav")
+    (tmp_path / "a.wav").write_bytes(whole[:-100])  # some milliseconds
+    assert len(read_audio(tmp_path / "a.wav")) == 2 * SAMPLE_RATE - 50
+
+
+@pytest.mark.parametrize("size", [0, 8000, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_a_wav_whose_writer_did_not_come_back_to_its_header_is_heard_to_its_end(tmp_path, tone, size):
+    """Killed, or into a pipe."""
+    soundfile.write(tmp_path / "a.wav", tone(2.0), SAMPLE_RATE, subtype="PCM_16")
+    whole = (tmp_path / "a.wav").read_bytes()
+    place = whole.index(b"data") + 4
+    (tmp_path / "a.wav").write_bytes(whole[:place] + size.to_bytes(4, "little") + whole[place + 4 :])
+    assert read_duration(tmp_path / "a.wav") == pytest.approx(2.0, abs=0.01)
+    heard = read_audio(tmp_path / "a.wav")
+    np.testing.assert_allclose(heard[: 2 * SAMPLE_RATE], tone(2.0)[: len(heard)], atol=1e-3)
+
+
+def test_what_comes_after_the_samples_of_a_wav_is_no_sound(tmp_path, tone):
+    soundfile.write(tmp_path / "a.wav", tone(1.0), SAMPLE_RATE, subtype="PCM_16")
+    tag = b"id3 " + (4000).to_bytes(4, "little") + bytes(4000)
+    (tmp_path / "a.wav").write_bytes((tmp_path / "a.wav").read_bytes() + tag)
+    assert read_duration(tmp_path / "a.wav") == 1.0
+    assert len(read_audio(tmp_path / "a.wav")) == SAMPLE_RATE
+
+
 @pytest.mark.parametrize("rate", [8000, 16000, 22050, 44100])
 @pytest.mark.parametrize(
     ("suffix", "subtype"), [("wav", "PCM_16"), ("wav", "GSM610"), ("flac", "PCM_16"), ("mp3", None)]

@@ -8,7 +8,7 @@ import soundfile
 from lhotse import CutSet
 
 from asr.audio.reading import SAMPLE_RATE, read_audio
-from asr.corpus import iterate, open_corpus, read_cut
+from asr.corpus import input_kind, iterate, open_corpus, read_cut
 
 
 def write(path, samples) -> None:
@@ -67,6 +67,22 @@ def test_a_jsonl_manifest(tmp_path, tone):
     cuts = open_corpus(tmp_path / "m.jsonl")
     assert summary(cuts) == {"a": ("one", 1.0)}
     assert np.abs(read_cut(cuts[0]) - tone(1.0)).max() < 1e-3
+
+
+def test_provenance_beside_sound_is_no_text(tmp_path, tone):
+    soundfile.write(tmp_path / "a.wav", tone(), SAMPLE_RATE)
+    (tmp_path / "m.jsonl").write_text(json.dumps({"audio_filepath": "a.wav", "text": "one", "source": "librivox"}))
+    (cut,) = open_corpus([tmp_path / "m.jsonl"])
+    assert input_kind(cut) == "sound"
+
+
+def test_texts_without_names_are_called_by_file_and_line(tmp_path):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"source": "un", "text": "one"}))
+    assert [cut.id for cut in open_corpus([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])] == [
+        "a.jsonl line 1",
+        "b.jsonl line 1",
+    ]
 
 
 def test_a_manifest_inside_a_tar_is_read_in_place(tmp_path, tone):

@@ -238,6 +238,8 @@ def test_an_utterance_without_frames_gives_the_empty_hypothesis(transformer):
         ({"beam_size": 0}, "beam_size"),
         ({"ctc_weight": 2}, "ctc_weight"),
         ({"lm_weight": -1}, "lm_weight"),
+        ({"lm_weight": float("nan")}, "lm_weight"),
+        ({"length_bonus": float("inf")}, "length_bonus"),
         ({"ilm_weight": -1}, "ilm_weight"),
         ({"max_repeats": 1}, "max_repeats"),
         ({"ctc_window": -1}, "ctc_window"),

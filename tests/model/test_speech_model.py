@@ -5,6 +5,7 @@ import torch
 
 from asr.model.folder import ModelError
 from asr.model.speech_model import SpeechModel
+from asr.text.tokenizer import CharTokenizer
 
 
 def test_a_model_travels_in_a_folder(tiny_model, tmp_path):
@@ -23,6 +24,13 @@ def test_whom_the_umask_lets_reads_the_folder(tiny_model, tmp_path):
     (tmp_path / "other").touch()
     modes = {path.stat().st_mode for path in tmp_path.iterdir()}
     assert modes == {(tmp_path / "other").stat().st_mode}
+
+
+def test_a_tokenizer_of_another_size_is_refused(tiny_model, tmp_path):
+    tiny_model.save(tmp_path)
+    CharTokenizer("abc").save(tmp_path)
+    with pytest.raises(ModelError, match=r"characters.json has 7 tokens, the model 32"):
+        SpeechModel.load(tmp_path)
 
 
 def test_a_loaded_model_can_be_trained_on(tiny_model, tmp_path):
