@@ -99,12 +99,13 @@ def cuts_path(text: str) -> Path:
 def keep_inputs(command: str, inputs: Sequence[str | Path], *outputs: Path | None) -> None:
     """Ends the command where it would write over what it reads, or twice to one file."""
     read = {Path(path).resolve() for path in inputs}
-    written = [output.resolve() for output in outputs if output]
-    for output in written:
-        if output in read:
+    written: set[Path] = set()
+    for output in filter(None, outputs):
+        if output.resolve() in read:
             fail(command, f"{output} would be written over what is read")
-    if len(set(written)) < len(written):
-        fail(command, f"{written[0]} would be written twice")
+        if output.resolve() in written:
+            fail(command, f"{output} would be written twice")
+        written.add(output.resolve())
 
 
 def check_outputs(*outputs: Path | None) -> None:

@@ -87,8 +87,6 @@ def split(args: argparse.Namespace) -> None:
     speakers = sorted({cut.supervisions[0].speaker or "" for cut in cuts})
     if len(speakers) <= args.speakers:
         raise ValueError(f"{', '.join(args.corpus)}: {len(speakers)} speakers; {args.speakers} cannot be split off")
-    if args.out.resolve() == args.rest.resolve():
-        raise ValueError(f"{args.out}: --out and --rest are one file")
     chosen = set(random.Random(args.seed).sample(speakers, args.speakers))
     for path, inside in ((args.out, True), (args.rest, False)):
         part = cuts.filter(

@@ -136,4 +136,4 @@ def test_nothing_is_no_corpus(tmp_path, tone, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         run(*command.split(), "m.jsonl", "--out", "new.jsonl.gz", monkeypatch=monkeypatch)
-    assert "new.jsonl.gz: " in capsys.readouterr().err and not (tmp_path / "new.jsonl.gz").exists()
+    assert "new.jsonl.gz" in capsys.readouterr().err and not (tmp_path / "new.jsonl.gz").exists()
