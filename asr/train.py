@@ -1,7 +1,7 @@
 """Training.
 
     python -m asr.train                                         the tour: spoken digits, a few minutes on a CPU
-    python -m asr.train experiment=an4 data.train=[...]         a shipped experiment on your data
+    python -m asr.train experiment=an4 'data.train=[a.jsonl]' 'data.dev=[b.jsonl]'   a shipped experiment on your data
     python -m asr.train model=conformer-s epochs=60 out=exp/a   any option of asr/training/config.py
     python -m asr.train out=exp/a resume=true                   goes on where the last checkpoint is
 

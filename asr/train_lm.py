@@ -1,6 +1,6 @@
 """Training a language model for the search.
 
-    python -m asr.train_lm tokenizer=exp/a/model data.train=[books.txt.xz] out=exp/lm
+    python -m asr.train_lm tokenizer=exp/a/model 'data.train=[books.txt.xz]' out=exp/lm
     python -m asr.train_lm out=exp/lm resume=true
 
 It reads text, one sentence a line, through the normaliser and the tokenizer of the recogniser that it is for. Then

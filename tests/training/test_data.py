@@ -39,7 +39,7 @@ def test_little_sound_has_few_buckets():
 
 @pytest.mark.parametrize(("devices", "each"), [(1, 300), (8, 300), (16, 300), (20, 240), (64, 75), (400, 30)])
 def test_many_devices_have_no_more_in_an_update_than_is_asked_for(devices, each):
-    """Of experiment=librispeech_960; the longest utterance has a batch anyhow."""
+    """As experiment=librispeech_960 has it; the longest utterance has a batch anyhow."""
     config = SoundConfig(["a"], ["b"], max_seconds=30, batch_seconds=300, global_batch_seconds=4800)
     assert config.seconds_on_each(devices) == each
     assert devices * each <= 4800 or each == config.max_seconds
