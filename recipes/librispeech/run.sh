@@ -66,7 +66,7 @@ fi
 if [ -n "$text" ] && begin 6 "language model, and its weight"; then
   language_model "$text"
   python -m asr.tune "$cuts/${dev[0]}.jsonl.gz" --model "$out/model" --lm "$out/lm/model" \
-    --lm-weights 0 0.3 0.6 --ilm-weights 0 0.3 --write
+    --lm-weights 0 0.3 0.6 1 --ilm-weights 0 0.3 0.7 --length-bonuses 1 --write
   finish
 fi
 
