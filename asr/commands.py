@@ -115,7 +115,7 @@ def check_outputs(*outputs: Path | None) -> None:
         is_new = not path.exists()
         path.open("ab").close()
         if is_new:
-            path.unlink()
+            path.unlink(missing_ok=True)  # another process of the same command may have been quicker
 
 
 def say(text: str) -> None:
