@@ -113,9 +113,7 @@ def read_duration(source: Source, name: str | None = None) -> float:
     name = name or str(source)
     with _open(source, name) as file:
         with contextlib.suppress(soundfile.LibsndfileError), soundfile.SoundFile(file) as sound:
-            if missing := _missing(sound, file):
-                raise AudioError(f"{name}: cut off, the last {missing:.1f} s are missing")
-            if sound.frames < UNKNOWN and not _is_estimate(sound, file) and not _goes_on(sound, file):
+            if sound.frames < UNKNOWN and not _is_estimate(sound, file) and not _goes_on(sound, file, name):
                 return sound.frames / sound.samplerate
         file.seek(0)
         return sum(map(len, stream_audio(file, name))) / SAMPLE_RATE
@@ -187,11 +185,9 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
         if sound.frames >= UNKNOWN:  # libsndfile loses its place in it
             yield from by_ffmpeg("the header does not say how long it is.")
             return
-        if _goes_on(sound, file):
+        if _goes_on(sound, file, name):
             yield from by_ffmpeg("there is more in it than its header says.")
             return
-        if missing := _missing(sound, file):
-            raise AudioError(f"{name}: cut off, the last {missing:.1f} s are missing")
         if sound.samplerate < LOWEST_RATE:
             raise AudioError(f"{name}: its header says {sound.samplerate} samples a second")
         skipped = begin if sound.seekable() else 0
@@ -216,15 +212,12 @@ def _is_estimate(sound, file: BinaryIO) -> bool:
     return not any(name in head for name in (b"Xing", b"Info", b"VBRI"))
 
 
-def _goes_on(sound, file: BinaryIO) -> bool:
+def _goes_on(sound, file: BinaryIO, name: str) -> bool:
     """Whether a file has sound after the end that libsndfile takes for its own, and reads to: MP3s or Ogg files that
-    were joined, an MP3 of varying bit rate without a table, a wav whose writer was killed."""
-    if chunk := _data_chunk(sound, file):  # what was killed while it wrote has an old header, and no chunk after it
-        place = file.tell()
-        file.seek(chunk[1] + chunk[1] % 2)
-        rest = file.read(1 << 20)
-        file.seek(place)
-        return len(rest) > 1024 and not (rest[:4].isascii() and rest[:4].decode("ascii", "replace").isprintable())
+    were joined, an MP3 of varying bit rate without a table, a wav whose writer was killed. Raises AudioError for a wav
+    of which its header promises more than there is: a copy that was interrupted."""
+    if sound.format in ("WAV", "WAVEX"):
+        return _wav_goes_on(sound, file, name)
     if sound.format == "OGG":
         place, streams, rest = file.tell(), 0, b""
         file.seek(0)
@@ -245,35 +238,27 @@ def _goes_on(sound, file: BinaryIO) -> bool:
     return more and not any(name in tags for name in (b"APETAGEX", b"LYRICSBEGIN"))
 
 
-def _data_chunk(sound, file: BinaryIO) -> tuple[int, int] | None:
-    """Where the samples of a RIFF file begin and end, by its header; None for others, and for headers that a pipe left
-    without a size."""
-    if sound.format not in ("WAV", "WAVEX"):
-        return None
-    place = file.tell()
+def _wav_goes_on(sound, file: BinaryIO, name: str) -> bool:
+    place, begin, end = file.tell(), 0, 0
     file.seek(12)
-    while len(head := file.read(8)) == 8:
+    while not begin and len(head := file.read(8)) == 8:  # the chunks of a RIFF file, to the samples
         size = int.from_bytes(head[4:], "little")
         if head[:4] == b"data":
             begin = file.tell()
-            file.seek(place)
-            return (begin, begin + size) if size < NO_SIZE else None
-        file.seek(size + size % 2, os.SEEK_CUR)
+            end = begin + size
+        else:
+            file.seek(size + size % 2, os.SEEK_CUR)
+    there = file.seek(0, os.SEEK_END)
+    file.seek(end + end % 2)
+    after = file.read(4)
     file.seek(place)
-    return None
-
-
-def _missing(sound, file: BinaryIO) -> float:
-    """Seconds of a RIFF file that are not there any more: a copy that was interrupted."""
-    chunk = _data_chunk(sound, file)
-    if chunk is None:
-        return 0.0
-    place = file.tell()
-    size = file.seek(0, os.SEEK_END)
-    file.seek(place)
-    there, said = size - chunk[0], chunk[1] - chunk[0]
-    lost = (said - there) / max(1, there) * sound.frames / sound.samplerate
-    return lost if lost > _TOLERANCE else 0.0
+    if not begin or end - begin >= NO_SIZE:
+        return False
+    missing = (end - there) / max(1, there - begin) * sound.frames / sound.samplerate
+    if missing > _TOLERANCE:
+        raise AudioError(f"{name}: cut off, the last {missing:.1f} s are missing")
+    # what was killed while it wrote has an old header, and no chunk's name after what that counts
+    return there - end > 1024 and not all(32 <= byte < 127 for byte in after)
 
 
 def _is_text(head: bytes) -> bool:

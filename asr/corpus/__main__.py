@@ -100,6 +100,7 @@ def splice(args: argparse.Namespace) -> None:
         raise ValueError(f"--share {args.share} lies above 0 and up to 1, --copies {args.copies} counts from 1")
     if args.wav.exists():
         raise ValueError(f"--wav {args.wav} is there already, and the sound in it may be another corpus'")
+    check_outputs(args.out)
     cuts, rng = list(open_corpus(args.corpus)), random.Random(args.seed)
     spliced = (
         _as_wav(f"{cut.id}-spliced{args.seed}-{copy}", sound, text, cut.supervisions[0].speaker, args.wav)

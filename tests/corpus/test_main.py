@@ -126,8 +126,14 @@ def test_decoded_sound_keeps_what_is_known_of_it(tmp_path, tone, monkeypatch):
     assert new.supervisions[0].to_dict() == cut.supervisions[0].to_dict() and new.custom == cut.custom
 
 
-@pytest.mark.parametrize("command", ["sample --utterances 0", "split --speakers 1 --rest new.jsonl.gz"])
-def test_nothing_is_no_corpus(tmp_path, tone, monkeypatch, capsys, command):
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("sample --utterances 0", "new.jsonl.gz: "),
+        ("split --speakers 1 --rest new.jsonl.gz", "new.jsonl.gz would be written twice"),
+    ],
+)
+def test_nothing_is_no_corpus(tmp_path, tone, monkeypatch, capsys, command, message):
     entries = []
     for speaker in "ab":
         write(tmp_path / f"{speaker}.wav", tone(1.0))
@@ -136,4 +142,4 @@ def test_nothing_is_no_corpus(tmp_path, tone, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         run(*command.split(), "m.jsonl", "--out", "new.jsonl.gz", monkeypatch=monkeypatch)
-    assert "new.jsonl.gz" in capsys.readouterr().err and not (tmp_path / "new.jsonl.gz").exists()
+    assert message in capsys.readouterr().err and not (tmp_path / "new.jsonl.gz").exists()
