@@ -79,6 +79,13 @@ class FrontEnd(nn.Module):
                 owner._non_persistent_buffers_set.add(name)
 
     @property
+    def centre(self) -> float:
+        """Seconds from the beginning to the middle of the first frame."""
+        if self.config.kind == "whisper":
+            return 0.0
+        return (self.config.hop_ms if self.config.kind == "matrix" else self.config.window_ms) / 2000
+
+    @property
     def hertz(self) -> Tensor | None:
         """The middle of each band of log_mel, `(d,)`; None for the other kinds."""
         if self.config.kind != "log_mel":

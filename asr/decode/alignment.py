@@ -83,16 +83,17 @@ def timed_words(model: SpeechModel, tokens: Sequence[int], spans: Sequence[Span]
     for text, part in model.tokenizer.words(tokens):
         places = range(part.start, part.stop)
         heard = [i for i in places if model.tokenizer.decode([tokens[i]]).strip()] or places  # the space before is not
-        words.append(TimedWord(text, first + spans[heard[0]][0] * step, first + spans[heard[-1]][1] * step))
+        start, end = (max(0.0, first + edge * step) for edge in (spans[heard[0]][0], spans[heard[-1]][1]))
+        words.append(TimedWord(text, start, end))
     return words
 
 
 def frame_times(model: SpeechModel) -> tuple[float, float]:
-    """Where the encoder's first frame begins and how long each lasts: it stands for the features in the middle of what
-    it sees, each of those for a hop in the middle of its window. Seconds; of a text, tokens."""
-    front_end, subsampling = model.front_end.config, model.transformer.encoder.subsampling
-    if front_end.takes == "text":
+    """Where the encoder's first frame begins and how long each lasts: as long as it is to the next, around the middle
+    of what it sees. Seconds, and before 0 where the first sees padding; of a text, tokens."""
+    front_end, subsampling = model.front_end, model.transformer.encoder.subsampling
+    if front_end.config.takes == "text":
         return 0.0, 1.0
-    hop = front_end.hop_ms / 1000
-    before = (front_end.window_ms / 1000 - hop) / 2 if front_end.takes == "sound" else 0.0
-    return before + subsampling.first_centre * hop, subsampling.factor * hop
+    hop = front_end.config.hop_ms / 1000
+    step = subsampling.factor * hop
+    return front_end.centre + subsampling.centre * hop - step / 2, step

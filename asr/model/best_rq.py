@@ -13,6 +13,7 @@ thousands of updates with the codes' frequencies.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -113,7 +114,7 @@ class MaskedPrediction(nn.Module):
     def middle(self, X: Tensor, length: int) -> Tensor:
         """The frames in the middle of what each encoder frame sees: `(B, T, d)` -> `(B, length, s, d)` where the
         subsampling is by s."""
-        first = self.encoder.subsampling.first_centre
+        first = max(0, math.floor(self.encoder.subsampling.centre - (self.factor - 1) / 2))
         missing = first + length * self.factor - X.shape[1]
         X = nn.functional.pad(X, (0, 0, 0, max(0, missing)))[:, first : first + length * self.factor]
         return X.unflatten(1, (length, self.factor))

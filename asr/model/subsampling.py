@@ -49,9 +49,9 @@ class ConvSubsampling(nn.Module):
         return reach
 
     @property
-    def first_centre(self) -> int:
-        """The first of the `factor` frames in the middle of what the first output frame sees."""
-        return (self.reach - self.factor) // 2
+    def centre(self) -> float:
+        """The middle of what the first output frame sees: 0 is the first frame's."""
+        return (self.reach - 1) / 2
 
     @property
     def dtype(self) -> torch.dtype:
@@ -89,7 +89,7 @@ class Conv1dSubsampling(nn.Module):
     `subsampling_channels` before it (S2T). Past its end an utterance is zeros before each convolution, as it is alone.
     """
 
-    first_centre = 0
+    centre = 0.0
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -131,7 +131,7 @@ def _strided(lens: Tensor, stride: int) -> Tensor:
 class LinearFrontEnd(nn.Module):
     """X `(B, T, d)` -> `(B, T, D)`: each frame by itself."""
 
-    factor, first_centre = 1, 0
+    factor, centre = 1, 0.0
 
     def __init__(self, config: ModelConfig):
         super().__init__()
