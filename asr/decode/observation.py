@@ -17,7 +17,7 @@ from torch import Tensor
 from asr.decode.alignment import TimedWord, ctc_alignments, frame_times, timed_words
 from asr.decode.recognizer import Recognizer
 from asr.model.positions import turns
-from asr.text.tokenizer import SPECIALS
+from asr.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,9 @@ def unscaled(weights: Tensor, key_dim: int) -> Tensor:
     return scores.masked_fill(weights == 0, torch.finfo(scores.dtype).min).softmax(dim=-1)
 
 
-def _symbol(tokenizer, token: int) -> str:
+def _symbol(tokenizer: Tokenizer, token: int) -> str:
     """A token as one can read it: the space and the beginning of a word as U+2423."""
-    text = tokenizer.decode([token])
-    if text.strip() == "" and text:
-        return "\u2423"
-    if not text:
-        return SPECIALS[token] if token < len(SPECIALS) else "\u2423"  # sentencepiece's lone beginning of a word
-    return f"\u2423{text.strip()}" if tokenizer.begins_word(token) else text
+    return tokenizer.piece(token).replace("\u2581", "\u2423")
 
 
 def _words(recognizer: Recognizer, tokens: list[int], ctc: Tensor | None, cross: Tensor) -> list[TimedWord]:

@@ -42,8 +42,8 @@ class Speech2TextTokenizer(Tokenizer):
         pieces = ["\ufffd" if i == unknown else self._pieces[i] for i in ids if i >= unknown]
         return self._processor.DecodePieces(pieces)
 
-    def begins_word(self, token: int) -> bool:
-        return self._pieces[token].startswith("\u2581")
+    def piece(self, token: int) -> str:
+        return self._pieces[token]
 
     def save(self, folder: str | Path) -> None:
         folder = Path(folder)

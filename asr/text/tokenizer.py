@@ -31,8 +31,12 @@ class Tokenizer(ABC):
         """Text of `ids`; blank, start and end are left out, unknown is written as U+FFFD."""
 
     @abstractmethod
+    def piece(self, token: int) -> str:
+        """What this token writes, with U+2581 for a space; of a special symbol, its name."""
+
     def begins_word(self, token: int) -> bool:
         """Whether a new word begins at (or, where the space is a token, after) this token."""
+        return self.piece(token).startswith("\u2581")
 
     def words(self, ids: Sequence[int]) -> list[tuple[str, slice]]:
         """The words of `ids` and which of the ids write each; scripts without spaces have one word."""
@@ -75,8 +79,9 @@ class CharTokenizer(Tokenizer):
         first = len(SPECIALS)
         return "".join(self.characters[i - first] if i >= first else "\ufffd" for i in ids if i >= first or i == UNK)
 
-    def begins_word(self, token: int) -> bool:
-        return token >= len(SPECIALS) and self.characters[token - len(SPECIALS)] == " "
+    def piece(self, token: int) -> str:
+        first = len(SPECIALS)
+        return SPECIALS[token] if token < first else self.characters[token - first].replace(" ", "\u2581")
 
     def save(self, folder: str | Path) -> None:
         text = json.dumps(self.characters, ensure_ascii=False)
@@ -148,8 +153,8 @@ class BPETokenizer(Tokenizer):
         text = self._processor.Decode([i for i in ids if i not in (BLANK, SOS, EOS)])
         return text.replace(" \u2047 ", "\ufffd")
 
-    def begins_word(self, token: int) -> bool:
-        return self._processor.IdToPiece(token).startswith("\u2581")
+    def piece(self, token: int) -> str:
+        return self._processor.IdToPiece(token)
 
     def save(self, folder: str | Path) -> None:
         (Path(folder) / self.file_name).write_bytes(self._model)

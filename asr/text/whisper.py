@@ -128,8 +128,12 @@ class WhisperTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(self.tokens[i] for i in ids if i < len(self.tokens)).decode("utf-8", errors="replace")
 
-    def begins_word(self, token: int) -> bool:
-        return token < len(self.tokens) and self.tokens[token].startswith(b" ")
+    def piece(self, token: int) -> str:
+        """As `Tokenizer.piece`; bytes that are no character of their own are written as \\xe2, times as <|0.02|>."""
+        if token < len(self.tokens):
+            return self.tokens[token].decode("utf-8", errors="backslashreplace").replace(" ", "\u2581")
+        names = [*self.special, *(f"{time * 0.02:.2f}" for time in range(TIMESTAMPS))]
+        return f"<|{names[token - len(self.tokens)]}|>"
 
     def save(self, folder: str | Path) -> None:
         tokens = [base64.b64encode(token).decode() for token in self.tokens]

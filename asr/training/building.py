@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import nn
 
+from asr.model.config import ModelConfig
 from asr.model.encoder_model import EncoderModel
 from asr.model.folder import read_folder
-from asr.model.language_model import TextModel
+from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer
@@ -19,6 +21,7 @@ CONFIG_OF_THE_DECODER = (
     *("decoder_layers", "decoder_positions", "max_positions", "tie_output", "output_bias", "tokens_per_frame"),
 )
 OF_THE_VOCABULARY = ("ctc.", "decoder.embedding.", "decoder.output.", "encoder.subsampling.table.")
+OF_THE_TOKENS = ("embedding.", "output.")  # of a language model: a row of each for every token
 OF_A_LANGUAGE_MODEL = (  # what a decoder and the language model that it begins as have in common
     *("d_model", "num_heads", "d_k", "d_v", "ffn_dim", "activation", "norm_first", "decoder_layers"),
     *("attention_bias", "key_bias", "positions_of_decoder", "first_position", "max_positions", "scale_embedding"),
@@ -78,6 +81,24 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
         encoder = model.transformer.encoder
         for part in (encoder.subsampling, *encoder.layers[: config.freeze_layers]):
             part.requires_grad_(False)
+    return model
+
+
+def adapt_language_model(origin: TextModel, config: ModelConfig, tokenizer: Tokenizer) -> LanguageModel:
+    """The language model `origin` over the tokens of `tokenizer`, with the dropout of `config` and what it says of
+    `tokenizer`. What both tokenizers write begins as it is in `origin`, every other token anew."""
+    of_this_training = {name: getattr(config, name) for name in ("dropout", "vocab_size", *CONFIG_OF_THE_VOCABULARY)}
+    model = LanguageModel(replace(origin.transformer.config, **of_this_training))
+    ids = {origin.tokenizer.piece(i): i for i in range(len(origin.tokenizer))}
+    pairs = [(i, ids[piece]) for i in range(len(tokenizer)) if (piece := tokenizer.piece(i)) in ids]
+    ours, theirs = torch.tensor(pairs, dtype=torch.long).view(-1, 2).T
+    weights, known = model.state_dict(), origin.transformer.state_dict()
+    for name in weights:
+        if name.startswith(OF_THE_TOKENS):
+            weights[name][ours] = known[name][theirs]
+        else:
+            weights[name] = known[name]
+    model.load_state_dict(weights)
     return model
 
 

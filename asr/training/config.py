@@ -254,6 +254,9 @@ class LMTrainConfig:
 
     data: TextConfig
     tokenizer: str = "???"  # model folder of the recogniser: its tokenizer and normaliser are the language model's
+    # a language model's folder to go on from, with its shape; of `model` dropout alone counts. Of another tokenizer, it
+    # keeps the embeddings of the pieces that both have
+    init_from: str = ""
     model: ModelConfig = field(default_factory=_language_model)  # of it the decoder's depth; vocab_size follows
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=2e-3, warmup=300, clip=1.0))
     label_smoothing: float = 0.0

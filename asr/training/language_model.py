@@ -16,6 +16,7 @@ from torch import Tensor
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.training.averaging import average_checkpoints, best_checkpoints, keep_best
+from asr.training.building import adapt_language_model
 from asr.training.callbacks import EpochTimer
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy, targets
@@ -81,7 +82,11 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     written = recognizer.transformer.config
     # as the search feeds it and reads it; without a CTC head any token may be the end
     special = {"prompt": written.prompt[-1:], "eos": written.eos, "ctc": written.ctc}
-    model = LanguageModel(replace(config.model, vocab_size=len(recognizer.tokenizer), **special))
+    shape = replace(config.model, vocab_size=len(recognizer.tokenizer), **special)
+    if config.init_from:
+        model = adapt_language_model(TextModel.load(config.init_from), shape, recognizer.tokenizer)
+    else:
+        model = LanguageModel(shape)
     trainer = _trainer(config, data)
     module = LanguageModelTraining(config, model, config.epochs * data.updates_per_epoch(trainer.world_size))
     parameters = sum(p.numel() for p in model.parameters()) / 1e6

@@ -23,6 +23,12 @@ def test_special_symbols_have_the_same_ids_everywhere(tokenizer):
     assert tokenizer.decode([SOS, *ids, BLANK, EOS]) == "the cat"
 
 
+def test_pieces_spell_what_is_encoded_and_name_what_is_special(tokenizer):
+    pieces = [tokenizer.piece(i) for i in tokenizer.encode("the cat")]
+    assert "".join(pieces).lstrip("\u2581") == "the\u2581cat"
+    assert [tokenizer.piece(i) for i in range(4)] == ["<blank>", "<unk>", "<sos>", "<eos>"]
+
+
 def test_words_and_the_tokens_that_write_them(tokenizer):
     ids = tokenizer.encode("a dog's day")
     words = tokenizer.words(ids)

@@ -13,7 +13,8 @@ from asr.decode import DecodeOptions, Recognizer
 from asr.model.folder import ModelError
 from asr.model.language_model import TextModel
 from asr.resources import resource
-from asr.text.tokenizer import SOS
+from asr.text.tokenizer import SOS, SPECIALS, CharTokenizer
+from asr.training.building import adapt_language_model
 from asr.training.language_model import train_language_model
 from asr.training.text import Batches
 from tests.test_commands import call
@@ -59,6 +60,36 @@ def test_it_learns_the_language_and_is_found_in_its_folder(trained, tiny_model):
     assert log_probs[6].exp()[model.tokenizer.encode("a")[0]] > 0.9
     with pytest.raises(FileExistsError, match="resume=true"):
         train_language_model(config)
+
+
+def test_it_goes_on_from_another(trained, tmp_path):
+    config, folder, perplexity = trained
+    still = replace(config.optimizer, lr=1e-9)
+    further = replace(config, init_from=str(folder), out=str(tmp_path / "more"), epochs=1, optimizer=still)
+    further.model = replace(further.model, d_model=64, dropout=0.5)  # its shape is that of what it goes on from
+    more, same = train_language_model(further)
+    assert math.isclose(same, perplexity, rel_tol=1e-3)
+    model = TextModel.load(more).transformer
+    assert (model.config.d_model, model.config.dropout) == (32, 0.5)
+
+
+def test_with_other_tokens_it_keeps_what_both_write(trained, tiny_config):
+    _, folder, _ = trained
+    origin = TextModel.load(folder)
+    tokenizer = CharTokenizer("db~ ")
+    model = adapt_language_model(origin, replace(tiny_config, vocab_size=len(tokenizer)), tokenizer)
+    for i in range(len(tokenizer)):
+        theirs = origin.tokenizer.encode(tokenizer.decode([i]))[0] if i >= len(SPECIALS) else i
+        same = torch.equal(model.embedding.weight[i], origin.transformer.embedding.weight[theirs])
+        assert same == (tokenizer.piece(i) != "~")
+    assert model.output.weight is model.embedding.weight
+    for ours, theirs in zip(model.layers.parameters(), origin.transformer.layers.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_what_is_no_language_model_is_not_gone_on_from(config, tmp_path):
+    with pytest.raises(ModelError, match="language_model"):
+        train_language_model(replace(config, init_from=str(tmp_path / "asr")))
 
 
 def test_a_perplexity_beyond_all_numbers_is_infinite(config):
