@@ -124,9 +124,9 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
     options = OmegaConf.load(saved)
     experiment = options.pop("experiment", None)
     if last.is_file():
-        import torch  # what is not resumed does not wait for it here
+        from asr.training.resuming import read_checkpoint  # heavy: what is not resumed does not wait for it here
 
-        options = OmegaConf.create(torch.load(last, map_location="cpu", weights_only=True, mmap=True)["config"])
+        options = OmegaConf.create(read_checkpoint(last)["config"])
     resumed = OmegaConf.merge(_writable(schema), options)
     for name, value in names.items():
         if name == "experiment" and experiment and value != experiment:

@@ -24,6 +24,7 @@ from asr import evaluate, transcribe, tune
 from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
 from asr.commands import load_recognizer
+from asr.corpus import open_corpus
 from asr.decode import DecodeOptions
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -347,6 +348,16 @@ def test_a_corpus_without_transcripts_has_no_error_rate(files, tmp_path):
     done = call("asr.evaluate", tmp_path / "silent.jsonl", "--model", files / "model")
     assert done.returncode == 2
     assert done.stderr == b"asr.evaluate: no utterance has a transcript to compare with\n"
+    two = [
+        {"audio_filepath": str(files / "a.wav"), "text": "..."},
+        {"audio_filepath": str(files / "b.wav"), "text": "a"},
+    ]
+    (tmp_path / "two.jsonl").write_text("\n".join(map(json.dumps, two)))
+    open_corpus(tmp_path / "two.jsonl").to_file(tmp_path / "two.jsonl.gz")
+    (files / "b.wav").unlink()
+    done = call("asr.evaluate", tmp_path / "two.jsonl.gz", "--model", files / "model")
+    assert done.returncode == 2
+    assert done.stderr.endswith(b"asr.evaluate: no utterance with a transcript could be read\n")
 
 
 def test_what_cannot_be_written_is_found_before_any_work(files, tmp_path, monkeypatch):

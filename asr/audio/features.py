@@ -45,6 +45,8 @@ class FeatureConfig:
             raise ValueError("features.pad_seconds must not be negative, and is for features.kind=whisper alone")
         if self.dim < 1 or self.hop_ms <= 0 or self.window_ms < self.hop_ms:
             raise ValueError("features: dim and hop_ms must be positive, window_ms at least hop_ms")
+        if self.takes == "sound" and not round(self.hop_ms * SAMPLE_RATE / 1000):
+            raise ValueError(f"features.hop_ms={self.hop_ms} is less than a sample")
 
     @property
     def takes(self) -> str:

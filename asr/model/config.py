@@ -78,6 +78,9 @@ class ModelConfig:
         for name in ("input_dim", "d_model", "num_heads", "ffn_dim", "subsampling_channels", "max_positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} must be positive, not {getattr(self, name)}")
+        for name in ("d_k", "d_v"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"model.{name} must be positive, not {getattr(self, name)}")
         if self.encoder_layers < 1 or self.decoder_layers < 1:
             raise ValueError("model.encoder_layers and model.decoder_layers must be at least 1")
         if self.vocab_size < 5:
@@ -111,8 +114,10 @@ class ModelConfig:
         highest = max(*self.prompt, self.eos, *self.suppressed, *self.suppressed_first, self.first_timestamp or 0)
         if highest >= self.vocab_size:
             raise ValueError(f"model: the special token {highest} is not one of model.vocab_size={self.vocab_size}")
-        if self.conv_kernel % 2 == 0:
-            raise ValueError(f"model.conv_kernel must be odd, not {self.conv_kernel}")
+        if self.conv_kernel < 1 or self.conv_kernel % 2 == 0:
+            raise ValueError(f"model.conv_kernel must be odd and positive, not {self.conv_kernel}")
+        if self.subsampler == "conv1d_glu" and self.subsampling_channels % 2:
+            raise ValueError(f"model.subsampling_channels: a GLU halves them, and {self.subsampling_channels} is odd")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout must lie in [0, 1), not {self.dropout}")
 

@@ -46,11 +46,14 @@ def local_attention(
     hidden = nn.functional.pad(hidden, (left, beyond + right), value=True)[:, 0, 0].unfold(1, width, block)
     # key j of a block stands at j - left, seen from its first query
     outside = window_mask(width, 0, left + right, Q.device)[:block]
-    parts = []
-    for first in range(0, blocks, TOGETHER):
-        some = slice(first, min(first + TOGETHER, blocks))
+
+    def of_blocks(some: slice) -> Tensor:
         masks = outside | hidden[:, some, None].expand(B, -1, block, -1)  # (B, blocks, block, width)
         q, k, v = (x[:, :, some].transpose(1, 2).flatten(0, 1) for x in (Q, K, V))  # (B · blocks, H, ...)
         out = scaled_dot_product_attention(q, k, v, masks.flatten(0, 1)[:, None], dropout)
-        parts.append(out.unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3))
+        return out.unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)
+
+    if torch.compiler.is_compiling():  # a loop is unrolled: each number of turns would be compiled anew
+        return of_blocks(slice(None))[:, :, :L]
+    parts = [of_blocks(slice(first, first + TOGETHER)) for first in range(0, blocks, TOGETHER)]
     return torch.cat(parts, dim=2)[:, :, :L]

@@ -12,6 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from asr.training.resuming import read_checkpoint
+
 
 def keep_best(out: Path, figure: str, decimals: int, count: int = 1) -> ModelCheckpoint:
     """Keeps the checkpoints of the `count` epochs whose logged `figure` is least, in its name to so many `decimals`; an
@@ -49,12 +51,12 @@ def best_checkpoints(out: Path) -> list[Path]:
 def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> dict[str, Tensor]:
     """The mean of the tensors called `prefix…` in Lightning checkpoints, without the prefix; sums in float64.
 
-    Raises ValueError where `paths` is empty."""
+    Raises ValueError where `paths` is empty, or one of them is not whole."""
     if not paths:
         raise ValueError("no checkpoint to average")
     totals: dict[str, Tensor] = {}
     for path in paths:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+        state = read_checkpoint(Path(path))["state_dict"]
         for name, tensor in state.items():
             if name.startswith(prefix):
                 name = name.removeprefix(prefix)

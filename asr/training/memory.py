@@ -78,7 +78,8 @@ def try_batch(module: L.LightningModule, size: Size, vocabulary: int) -> None:
 
 
 class LargestFirst(L.Callback):
-    """Tries the largest batches before the first update, on devices that have a memory of their own."""
+    """Tries the largest batches before the first update, on devices that have a memory of their own, with room kept for
+    the optimiser's two moments, which the first update makes."""
 
     def __init__(self, data: SoundData):
         self.data = data
@@ -86,8 +87,11 @@ class LargestFirst(L.Callback):
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if module.device.type == "cpu":
             return
+        begun = any(optimizer.state for optimizer in trainer.optimizers)
+        room = [] if begun else [torch.empty_like(p) for p in module.parameters() if p.requires_grad for _ in range(2)]
         for size in largest_sizes(self.data):
             try_batch(module, size, len(self.data.tokenizer or ()))
+        del room
 
 
 class FreedMemory(L.Callback):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+import torch
 from lightning.pytorch.callbacks import Checkpoint
 from torch.utils.data import Sampler
 
@@ -26,6 +28,17 @@ LOOK_EVERY = 50  # batches between two looks that make devices or processes wait
 def step_seed(*place: int) -> int:
     """The seed of a step at `place`: (seed, epoch, process, batch)."""
     return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What Lightning wrote; the tensors are read from the file when they are used. Raises ValueError for a file that is
+    not whole."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError):
+        if not path.is_file():
+            raise
+        raise ValueError(f"{path} is no checkpoint, or a part of one: bring the whole file, or move it away") from None
 
 
 class Resumable(Sampler):

@@ -23,6 +23,7 @@ from asr.heap import keep_kernels
 from asr.training.averaging import best_checkpoints
 from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
 from asr.training.data import SoundData
+from asr.training.resuming import read_checkpoint
 from asr.training.sharding import fully_sharded
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def begin(config: TrainConfig | PretrainConfig | LMTrainConfig) -> Path | None:
     if not last.exists():
         _without_others(last.parent, config.resume)
     if last.exists():
-        saved = torch.load(last, weights_only=True, mmap=True)["config"]
+        saved = read_checkpoint(last)["config"]
         if (saved.get("strategy") == "fsdp") != (getattr(config, "strategy", "") == "fsdp"):
             raise ValueError(
                 f"{config.out} was begun with strategy={saved['strategy']}, and goes on so: fsdp keeps the optimiser's"

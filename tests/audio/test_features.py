@@ -106,7 +106,9 @@ def test_a_matrix_of_the_wrong_width_is_refused():
         FrontEnd(FeatureConfig(kind="matrix", dim=5))(torch.randn(2, 7, 6), torch.tensor([7, 7]))
 
 
-@pytest.mark.parametrize("wrong", [{"kind": "mfcc"}, {"normalization": "batch"}, {"dim": 0}, {"window_ms": 5.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"kind": "mfcc"}, {"normalization": "batch"}, {"dim": 0}, {"window_ms": 5.0}, {"hop_ms": 0.01}]
+)
 def test_wrong_options_are_named(wrong):
     with pytest.raises(ValueError, match="features"):
         FeatureConfig(**wrong)

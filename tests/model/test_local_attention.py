@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from asr.model.config import ModelConfig
 from asr.model.dot_product import scaled_dot_product_attention
@@ -31,6 +32,16 @@ def test_blocks_give_what_full_attention_gives_under_the_windows_mask(left, righ
         got = local_attention(Q, K, V, left, right, mask)
         want = scaled_dot_product_attention(Q, K, V, mask | window_mask(length, left, right))
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_torch_compile_compiles_it_once_for_all_lengths():
+    counter = CompileCounter()
+    compiled = torch.compile(local_attention, backend=counter, dynamic=True)
+    for length in (100, 300, 700, 2000):
+        Q, K, V = (torch.randn(2, 2, length, 8) for _ in range(3))
+        mask = length_mask(torch.tensor([length, length - 30]), length)
+        torch.testing.assert_close(compiled(Q, K, V, 10, 5, mask), local_attention(Q, K, V, 10, 5, mask))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("encoder", ["transformer", "conformer"])

@@ -1,5 +1,7 @@
+import gc
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -57,6 +59,22 @@ def test_too_little_memory_is_told_before_the_first_update(corpus, tmp_path, mon
     )
     with pytest.raises(ValueError, match=r"4 utterances of 30\.0 s .* data\.batch_seconds"):
         train(options(corpus, tmp_path / "exp", "epochs=1"))
+
+
+@pytest.mark.parametrize(("state", "kept"), [({}, 2), ({"weight": {}}, 0)])
+def test_the_optimisers_moments_have_room_while_batches_are_tried(data, monkeypatch, state, kept):
+    module = torch.nn.Linear(1, 4321, bias=False, device="meta")
+    module.device = torch.device("meta")
+    trainer = types.SimpleNamespace(optimizers=[types.SimpleNamespace(state=state)])
+    found = []
+
+    def count(*_):
+        tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+        found.append(sum(tensor.shape == module.weight.shape for tensor in tensors) - 1)
+
+    monkeypatch.setattr("asr.training.memory.try_batch", count)
+    LargestFirst(data).on_train_start(trainer, module)
+    assert found and set(found) == {kept}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")

@@ -7,7 +7,7 @@ import torch
 from asr.training.averaging import best_checkpoints
 from asr.training.config import TrainConfig
 from asr.training.module import SpeechTraining
-from asr.training.resuming import Latest, Resumable, step_seed
+from asr.training.resuming import Latest, Resumable, read_checkpoint, step_seed
 from asr.training.run import train
 from tests.training.tones import options
 
@@ -241,3 +241,14 @@ def test_a_training_whose_gradients_stay_broken_stops(corpus, tmp_path, broken, 
     broken |= set(range(2, 99))
     with pytest.raises(FloatingPointError, match="not finite: lower optimizer.lr"):
         train(options(corpus, tmp_path / "exp", "epochs=3"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
+def test_a_checkpoint_that_is_not_whole_is_named_and_left_alone(tmp_path, share):
+    path = tmp_path / "last.ckpt"
+    torch.save({"config": {}, "state_dict": {"weight": torch.randn(1000)}}, path)
+    part = path.read_bytes()[: int(share * path.stat().st_size)]
+    path.write_bytes(part)
+    with pytest.raises(ValueError, match=r"last\.ckpt is no checkpoint, or a part of one"):
+        read_checkpoint(path)
+    assert path.read_bytes() == part
