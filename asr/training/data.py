@@ -48,14 +48,16 @@ class SoundData(ResumableData):
         return open_corpus(corpora, transcribed=False)
 
     def fit_to(self, front_end: FrontEnd, encoder: Encoder) -> None:
-        """Leaves out, by name, what is outside the limits or too short for one encoder frame."""
+        """Leaves out, by name, what is outside the limits, or too short for one encoder frame or too long for the
+        encoder's positions."""
         if front_end.config.takes == "text":
             raise ValueError("features.kind=text: without transcripts an encoder learns from sound or from matrices")
         self.window = front_end.config.pad_seconds
 
         def unfit(cut: MonoCut) -> str | None:
-            frames = memory_length(cut, self.config.speeds, front_end, encoder)
-            return self._outside(cut) or (None if frames else "it is too short for an encoder frame")
+            frames = memory_length(cut, max(self.config.speeds), front_end, encoder)
+            short = None if frames else "it is too short for an encoder frame"
+            return self._outside(cut) or short or _unplaced(cut, min(self.config.speeds), front_end, encoder)
 
         self._keep(unfit, unfit, front_end.config)
 
@@ -156,14 +158,18 @@ class SpeechData(SoundData):
 
     def fit_to(self, model: SpeechModel) -> None:
         """Takes the model's tokenizer, and leaves out, by name, what the model cannot be trained on: what is outside
-        the limits, what the decoder has no positions for, and what is too short for its labels at the highest speed:
-        with CTC the memory must be as long as they are with one blank for each repetition, else as `tokens_per_frame`
-        asks for."""
+        the limits, what encoder or decoder have no positions for, and what is too short for its labels at the highest
+        speed: with CTC the memory must be as long as they are with one blank for each repetition, else as
+        `tokens_per_frame` asks for."""
         self.tokenizer = model.tokenizer
         self.window = model.front_end.config.pad_seconds
         self.longest = model.transformer.config.longest_transcript
 
-        def unwritable(cut: MonoCut) -> str | None:
+        front_end, encoder = model.front_end, model.transformer.encoder
+
+        def unplaced(cut: MonoCut, speed: float = 1.0) -> str | None:
+            if reason := _unplaced(cut, speed, front_end, encoder, self.tokenizer):
+                return reason
             if self.longest is None:
                 return None
             count = len(self.tokenizer.encode(cut.supervisions[0].text))
@@ -174,16 +180,17 @@ class SpeechData(SoundData):
         def unaligned(cut: MonoCut) -> str | None:
             labels = self.tokenizer.encode(cut.supervisions[0].text)
             needed = len(labels) + sum(a == b for a, b in pairwise(labels))
-            encoder = model.transformer.encoder
-            frames = memory_length(cut, self.config.speeds, model.front_end, encoder, self.tokenizer)
+            frames = memory_length(cut, max(self.config.speeds), front_end, encoder, self.tokenizer)
             if not model.transformer.ctc:
                 needed = math.ceil(len(labels) / model.transformer.config.tokens_per_frame)
             if frames >= needed:
                 return None
             return f"{frames} encoder frames are too few for {len(labels)} labels"
 
-        features = model.front_end.config
-        self._keep(lambda cut: self._outside(cut) or unwritable(cut) or unaligned(cut), unwritable, features)
+        def unfit(cut: MonoCut) -> str | None:
+            return self._outside(cut) or unplaced(cut, min(self.config.speeds)) or unaligned(cut)
+
+        self._keep(unfit, unplaced, front_end.config)
 
 
 def _each_once(sampler: CutSampler, cuts: CutSet) -> CutSampler:
@@ -194,17 +201,27 @@ def _each_once(sampler: CutSampler, cuts: CutSet) -> CutSampler:
 
 
 def memory_length(
-    cut: MonoCut, speeds: list[float], front_end: FrontEnd, encoder: Encoder, tokenizer: Tokenizer | None = None
+    cut: MonoCut, speed: float, front_end: FrontEnd, encoder: Encoder, tokenizer: Tokenizer | None = None
 ) -> int:
-    """Encoder frames of a cut, at the highest of the speeds if it is sound."""
+    """Encoder frames of a cut, which is played at `speed` if it is sound."""
     kind = input_kind(cut)
     if kind == "sound":
-        frames = front_end.output_lens(torch.tensor(int(cut.duration / max(speeds) * SAMPLE_RATE)))
+        frames = front_end.output_lens(torch.tensor(int(cut.duration / speed * SAMPLE_RATE)))
     elif kind == "matrix":
         frames = torch.tensor(round(cut.duration * STEPS_PER_SECOND))
     else:
         frames = torch.tensor(len(tokenizer.encode(cut.custom["source"])))
     return int(encoder.subsampling.output_lens(frames))
+
+
+def _unplaced(
+    cut: MonoCut, speed: float, front_end: FrontEnd, encoder: Encoder, tokenizer: Tokenizer | None = None
+) -> str | None:
+    """Why the encoder has no positions for a cut; None: it has."""
+    if encoder.positions.kind != "learned":
+        return None
+    frames, most = memory_length(cut, speed, front_end, encoder, tokenizer), encoder.config.max_positions
+    return None if frames <= most else f"its {frames} encoder frames are more than model.max_positions={most}"
 
 
 def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> CutSet:

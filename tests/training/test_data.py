@@ -9,7 +9,8 @@ from asr.corpus.shards import write_shards
 from asr.training.batches import LABELS, Bucket, EpochOrder, make_buckets
 from asr.training.building import build_model, build_tokenizer
 from asr.training.config import SoundConfig
-from asr.training.data import SpeechData
+from asr.training.data import SpeechData, memory_length
+from asr.training.run import train
 from tests.training.tones import options
 
 
@@ -101,3 +102,20 @@ def test_shards_have_the_utterances_of_the_files(data, tmp_path):
         sounds = (zip(batch.texts, batch.inputs, strict=True) for batch in (dataset[cuts, 0] for cuts in sampler))
         batches[name] = sorted((text, x.tolist()) for batch in sounds for text, x in batch)
     assert batches["files"] == batches["shards"]
+
+
+def test_what_the_encoder_has_no_positions_for_is_left_out(corpus, tmp_path, caplog):
+    config = options(corpus, tmp_path, "epochs=1", "model.positions=learned", "model.max_positions=22")
+    data = SpeechData(config.data, seed=1)
+    model = build_model(config, build_tokenizer(config.tokenizer, data.texts()))
+
+    def most(cuts, speed):
+        return max(memory_length(cut, speed, model.front_end, model.transformer.encoder) for cut in cuts)
+
+    slowest = min(config.data.speeds)
+    assert most(data.train_cuts, slowest) > 22
+    data.fit_to(model)
+    assert most(data.train_cuts, slowest) <= 22
+    assert most(data.dev_cuts, 1.0) <= 22 < most(data.dev_cuts, slowest)  # which is played as it is
+    assert "encoder frames are more than model.max_positions=22" in caplog.text
+    train(config)
