@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from asr.audio._torchaudio import functional
+from asr.audio._torchaudio import transforms
 from asr.audio.reading import SAMPLE_RATE
 
 FORMANTS_END = 4800.0  # Hz, up to which a vocal tract's length scales frequencies; above, they are bent back
@@ -80,6 +81,12 @@ def change_vocal_tract(X: Tensor, hertz: Tensor, lengths: Tensor) -> Tensor:
     return torch.lerp(X.gather(2, above - 1), X.gather(2, above), share[:, None].to(X.dtype))
 
 
+@cache
+def _resampler(hundredths: int, device: torch.device) -> transforms.Resample:
+    """Its filter is made once: making it on a device makes the host wait."""
+    return transforms.Resample(hundredths, 100).to(device)
+
+
 def change_speed(samples: Tensor, lens: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """Plays `(B, N)` samples of which `lens (B,)` are real `factor` times as fast (pitch changes too, as sox `speed`):
     `(B, N / factor)` with zeros for padding, and the lengths. `factor` is rounded to hundredths."""
@@ -87,7 +94,7 @@ def change_speed(samples: Tensor, lens: Tensor, factor: float) -> tuple[Tensor, 
     if hundredths == 100:
         return samples, lens
     with torch.autocast(samples.device.type, enabled=False):
-        played = functional.resample(samples, hundredths, 100)
+        played = _resampler(hundredths, samples.device)(samples)
     lens = -(-lens * 100 // hundredths)
     position = torch.arange(played.shape[1], device=lens.device)
     return played.masked_fill(position >= lens[:, None], 0.0), lens

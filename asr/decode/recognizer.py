@@ -26,6 +26,7 @@ from asr.decode.segments import LONGEST, Piece, cut_at_pauses
 from asr.decode.timestamps import stretches
 from asr.decode.tuning import load_tuning
 from asr.heap import keep_kernels, return_freed_blocks
+from asr.model.dot_product import leave_out_cudnn
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.resources import resource
@@ -100,6 +101,8 @@ class Recognizer:
             raise ValueError(f"batch_seconds must be positive and finite, not {batch_seconds}")
         if not 1 <= piece_seconds <= 86400:
             raise ValueError(f"piece_seconds must lie between 1 and 86400 (a day), not {piece_seconds}")
+        if model.device.type == "cuda":
+            leave_out_cudnn()
         self.model = model.eval()
         self.language_model = None
         if language_model is not None:

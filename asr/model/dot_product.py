@@ -25,6 +25,13 @@ def attention_weights(Q: Tensor, K: Tensor, mask: Tensor | None = None) -> Tenso
     return weights.masked_fill(mask.all(dim=-1, keepdim=True), 0.0)
 
 
+def leave_out_cudnn() -> None:
+    """Of the fused kernels of CUDA: cuDNN's, which torch prefers on a Hopper, makes a plan for every shape and keeps
+    it, and a search has another shape at each step (tens of milliseconds and some memory, each time); its dropout is
+    by sixteenths in some versions."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def scaled_dot_product_attention(
     Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None, dropout: Dropout | None = None
 ) -> Tensor:

@@ -78,6 +78,9 @@ class Optimized(L.LightningModule):
             decay = settings.weight_decay if any(p.ndim > 1 for p in group["params"]) else 0.0
             group.update(initial_lr=settings.lr, lr=lr, betas=tuple(settings.betas), weight_decay=decay)
             group.update(fused=self._fused)
+            for p in group["params"]:  # counted where the kernel looks: fused on the device, else on the CPU
+                if "step" in (state := scheduler.optimizer.state.get(p, {})):
+                    state["step"] = state["step"].to(p.device if self._fused else "cpu")
 
     def on_train_epoch_start(self) -> None:
         if self.trainer.current_epoch == self.trainer.max_epochs - 1:  # whatever validate_every, the last one counts

@@ -20,6 +20,7 @@ from asr.audio.features import FrontEnd, RunningStatistics
 from asr.corpus import iterate
 from asr.decode.precision import best_precision
 from asr.heap import keep_kernels
+from asr.model.dot_product import leave_out_cudnn
 from asr.training.averaging import best_checkpoints
 from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
 from asr.training.data import SoundData
@@ -52,7 +53,9 @@ def begin(config: TrainConfig | PretrainConfig | LMTrainConfig) -> Path | None:
                 f"{config.out} was begun with strategy={saved['strategy']}, and goes on so: fsdp keeps the optimiser's"
                 " state in another order"
             )
-    if not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        leave_out_cudnn()
+    else:
         keep_kernels(KERNELS)  # without those of all shapes a training in bfloat16 takes a third longer
     L.seed_everything(config.seed, workers=True, verbose=False)
     return last if last.exists() else None

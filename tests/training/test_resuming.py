@@ -1,11 +1,12 @@
 import os
+import types
 from dataclasses import replace
 
 import pytest
 import torch
 
 from asr.training.averaging import best_checkpoints
-from asr.training.config import TrainConfig
+from asr.training.config import OptimizerConfig, TrainConfig
 from asr.training.module import SpeechTraining
 from asr.training.resuming import Latest, Resumable, read_checkpoint, step_seed
 from asr.training.run import train
@@ -252,3 +253,16 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_left_alone(tmp_path, share)
     with pytest.raises(ValueError, match=r"last\.ckpt is no checkpoint, or a part of one"):
         read_checkpoint(path)
     assert path.read_bytes() == part
+
+
+def test_updates_are_counted_where_the_optimisers_kernel_looks():
+    """A fused kernel on the device, whatever the precision was before: meta stands for a GPU."""
+    weight = torch.nn.Parameter(torch.empty(3, 3, device="meta"))
+    optimizer = torch.optim.AdamW([weight])
+    optimizer.state[weight]["step"] = torch.tensor(7.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0)
+    about = {"settings": OptimizerConfig(), "updates": 10, "lr_schedulers": lambda: scheduler}
+    for fused, device in ((False, "cpu"), (True, "meta")):
+        SpeechTraining._take_settings(types.SimpleNamespace(**about, _fused=fused))
+        assert optimizer.param_groups[0]["fused"] == fused
+        assert optimizer.state[weight]["step"].device.type == device

@@ -2,12 +2,14 @@
 
 import importlib.util
 import re
+import types
 
 import lightning as L
 import numpy as np
 import pytest
 import soundfile
 import torch
+from torch._dynamo.testing import CompileCounter
 
 import asr
 from asr.audio.distort import Distortion
@@ -17,6 +19,7 @@ from asr.model.layers import layers_of
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.training.building import build_model, build_tokenizer
+from asr.training.callbacks import Samples
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.run import train
@@ -90,6 +93,21 @@ def test_layers_are_compiled_where_that_is_wanted(corpus, tmp_path, monkeypatch)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: compiled.append(module))
     train(options(corpus, tmp_path / "exp", "epochs=1", "compile=true"))
     assert len(compiled) == len(layers_of(torch.nn.ModuleList(compiled))) > 1
+
+
+def test_the_attention_picture_compiles_nothing(corpus, tmp_path):
+    config = options(corpus, tmp_path, "model.decoder_layers=3")
+    data = SpeechData(config.data, seed=1)
+    model = build_model(config, build_tokenizer(config.tokenizer, data.texts())).eval()
+    data.fit_to(model)
+    samples, counter = Samples(), CompileCounter()
+    samples.batch = next(iter(data.val_dataloader()))
+    for layer in layers_of(model):
+        layer.compile(dynamic=True, backend=counter)
+    samples._picture(types.SimpleNamespace(model=model, compiled=True))
+    assert counter.frame_count == 0
+    samples._picture(types.SimpleNamespace(model=model, compiled=False))
+    assert counter.frame_count > 0
 
 
 def test_feature_matrices_train_and_decode(tmp_path):
