@@ -99,9 +99,9 @@ splice() {
   python -m asr.corpus splice "$cuts/aligned.jsonl.gz" --copies "$2" --wav "$cuts/spliced" --out "$cuts/spliced.jsonl.gz"
 }
 
-# language_model TEXT: of the tokens of the model in $out
+# language_model TEXT OPTION...: of the tokens of the model in $out
 language_model() {
-  run asr.train_lm "$out/lm" "tokenizer=$(quoted "$out/model")" "data.train=$(joined "$1")" epochs=3 optimizer.kind=muon export=float16
+  run asr.train_lm "$out/lm" "tokenizer=$(quoted "$out/model")" "data.train=$(joined "$1")" optimizer.kind=muon export=float16 "${@:2}"
 }
 
 # wer CUTS [OPTION...] of the model in $out, or another: "1.23 % (... substitutions, ...)"

@@ -61,7 +61,7 @@ if begin 5 "training on, distorted (conf/experiment/english_distorted.yaml says 
 fi
 
 if [ -n "$text" ] && begin 6 "language model"; then
-  language_model "$text"
+  language_model "$text" epochs=3
   finish
 fi
 

@@ -64,9 +64,12 @@ if [ "$first" != "$out" ] && begin 5 "training on (conf/experiment/${experiment}
 fi
 
 if [ -n "$text" ] && begin 6 "language model, and its weight"; then
-  language_model "$text"
-  python -m asr.tune "$cuts/${dev[0]}.jsonl.gz" --model "$out/model" --lm "$out/lm/model" \
-    --lm-weights 0 0.3 0.6 1 --ilm-weights 0 0.3 0.7 --length-bonuses 1 --write
+  shipped=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../data/models/english/lm" && pwd) # it has read books already
+  language_model "$text" epochs=1 optimizer.lr=1.5e-3 "init_from=$(quoted "$shipped")"
+  python -m asr.corpus sample "$cuts/${dev[0]}.jsonl.gz" --utterances 200 --out "$cuts/some.jsonl.gz"
+  # so wide a beam is for the language model, whose weight it doubles
+  python -m asr.tune "$cuts/some.jsonl.gz" --model "$out/model" --lm "$out/lm/model" --beam-size 60 --ctc-weight 0.4 \
+    --length-bonus 0.5 --lm-weights 0.4 0.8 1.2 --ilm-weights 0 0.4 0.9 --write
   finish
 fi
 

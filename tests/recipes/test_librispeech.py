@@ -1,5 +1,6 @@
 """The LibriSpeech recipe, all stages, on a miniature in LibriSpeech's own layout, and from a server of its own."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,21 @@ def data(tmp_path) -> Path:
 
 
 def test_from_the_folders_to_the_table_and_what_is_done_is_skipped(data, tmp_path, programs):
-    done = run_recipe("mini_librispeech", "--data", data, *TINY, cwd=tmp_path, programs=programs)
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat\non the mat\n" * 20)
+    arguments = ["--data", data, "--text", text, *TINY]
+    done = run_recipe("mini_librispeech", *arguments, cwd=tmp_path, programs=programs)
     assert done.returncode == 0, done.stderr
-    table = (tmp_path / "exp" / "mini_librispeech" / "RESULTS.md").read_text().splitlines()
+    out = tmp_path / "exp" / "mini_librispeech"
+    table = (out / "RESULTS.md").read_text().splitlines()
     assert table[2].startswith("| dev-clean-2 | ") and "%" in table[2]
     assert "revision" in table[-1] and "epochs=1" in table[-1]
+    assert json.loads((out / "model" / "decoding.json").read_text())["options"]["beam_size"] == 60
+    assert (out / "model" / "lm" / "model.safetensors").is_file()
 
-    again = run_recipe("mini_librispeech", "--data", data, *TINY, cwd=tmp_path, programs=programs)
+    again = run_recipe("mini_librispeech", *arguments, cwd=tmp_path, programs=programs)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("done before") == 6
+    assert again.stdout.count("done before") == 7
 
 
 def test_a_stage_that_failed_says_how_to_go_on_and_does(data, tmp_path, programs):
