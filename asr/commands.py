@@ -84,7 +84,8 @@ def progress_bar(seconds: float) -> Iterator[Callable[[float], None] | None]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} s"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    streams = {"redirect_stdout": False, "redirect_stderr": False}  # which it would take for its own, also to a file
+    with Progress(*columns, console=Console(stderr=True), transient=True, **streams) as bar:
         task = bar.add_task("", total=seconds)
         yield lambda done: bar.advance(task, done)
 

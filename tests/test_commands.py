@@ -23,7 +23,7 @@ import torch
 from asr import evaluate, transcribe, tune
 from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
-from asr.commands import load_recognizer
+from asr.commands import load_recognizer, progress_bar
 from asr.corpus import open_corpus
 from asr.decode import DecodeOptions
 from asr.model.speech_model import SpeechModel
@@ -126,6 +126,16 @@ def test_standard_input_is_a_file(files):
     by_pipe = run("asr.transcribe", "--model", files / "model", "-", input=(files / "a.wav").read_bytes())
     by_name = call("asr.transcribe", "--model", files / "model", files / "a.wav")
     assert by_pipe.stdout == by_name.stdout and by_pipe.returncode == 0
+
+
+def test_a_progress_bar_leaves_standard_output_alone(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bar(seconds=100.0) as progress:
+        progress(50.0)
+        print("what was said")
+    written = capsys.readouterr()
+    assert written.out == "what was said\n" and "of 100 s" in written.err
 
 
 def test_each_transcript_gets_a_file_of_its_own(files, capsys):

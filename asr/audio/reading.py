@@ -182,6 +182,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
         yield from by_ffmpeg(str(error))
         return
     with sound:
+        promised = sound.frames if sound.format == "MP3" and not _is_estimate(sound, file) else 0
         if sound.frames >= UNKNOWN:  # libsndfile loses its place in it
             yield from by_ffmpeg("the header does not say how long it is.")
             return
@@ -196,7 +197,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
         most = sys.maxsize if stop is None else (stop - skipped) * sound.samplerate
         mono = (
             block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
-            for block in _soundfile_blocks(sound, most, name, soundfile.LibsndfileError)
+            for block in _soundfile_blocks(sound, most, promised, name, soundfile.LibsndfileError)
         )
         yield from _between(_resample(mono, sound.samplerate), (begin - skipped) * SAMPLE_RATE, sys.maxsize)
 
@@ -279,14 +280,17 @@ def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
                 raise AudioError(f"{name}, line {number}: not text in UTF-8") from None
 
 
-def _soundfile_blocks(sound, most: int, name: str, error_type: type[Exception]) -> Iterator[np.ndarray]:
-    """At most so many frames."""
+def _soundfile_blocks(sound, most: int, promised: int, name: str, error_type: type[Exception]) -> Iterator[np.ndarray]:
+    """At most so many frames. Raises AudioError where the sound ends before `promised`."""
     while most > 0:
         try:
             block = sound.read(min(most, _BLOCK_SECONDS * sound.samplerate), dtype="float32", always_2d=True)
         except error_type as error:
             raise AudioError(f"{name}: damaged after {sound.tell() / sound.samplerate:.1f} s ({error})") from None
         if not len(block):
+            missing = (promised - sound.tell()) / sound.samplerate
+            if missing > _TOLERANCE:
+                raise AudioError(f"{name}: cut off, the last {missing:.1f} s are missing")
             return
         yield np.nan_to_num(block, nan=0.0, posinf=1.0, neginf=-1.0)
         most -= len(block)

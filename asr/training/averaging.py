@@ -3,22 +3,44 @@ model and the one that it began as (Wortsman et al. 2022)."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from asr.training.resuming import read_checkpoint
+from asr.training.resuming import ResumableData, read_checkpoint
+
+logger = logging.getLogger(__name__)
 
 
-def keep_best(out: Path, figure: str, decimals: int, count: int = 1) -> ModelCheckpoint:
+class Best(ModelCheckpoint):
+    """Checkpoints by a figure of the dev set. Those of a training that goes on with another dev set are set aside."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self.data: ResumableData = trainer.datamodule
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not self.data.has_another_dev_set:
+            super().load_state_dict(state_dict)
+            return
+        logger.warning("the dev set is not the one that the best epochs so far were chosen by: they do not count")
+        if rank_zero_only.rank == 0:
+            for path in best_checkpoints(Path(self.dirpath).parent):
+                path.replace(path.with_name(f"before-{path.name}"))
+
+
+def keep_best(out: Path, figure: str, decimals: int, count: int = 1) -> Best:
     """Keeps the checkpoints of the `count` epochs whose logged `figure` is least, in its name to so many `decimals`; an
     epoch that is repeated after a kill replaces what it had saved."""
-    return ModelCheckpoint(
+    return Best(
         out / "checkpoints",
         filename=f"{{epoch:03d}}-{{{figure}:.{decimals}f}}",
         auto_insert_metric_name=False,

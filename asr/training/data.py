@@ -97,6 +97,9 @@ class SoundData(ResumableData):
     def train_dataloader(self) -> DataLoader:
         return self._loader(self.resumable(self._train_sampler(), self.seed), self.config.speeds, self.buckets)
 
+    def dev_set(self) -> list[float]:
+        return [len(self.dev_cuts), sum(cut.duration for cut in self.dev_cuts)]
+
     def batches_by(self) -> list[float]:
         return [len(self.train_cuts), *chain.from_iterable(self.buckets)]
 

@@ -66,6 +66,7 @@ class ResumableData(L.LightningDataModule):
 
     done = (-1, 0)  # an epoch, and how many of its batches
     were: list[float] | None = None  # the batches then, by what decides them
+    has_another_dev_set = False  # than when the checkpoint was made
     seed: int
 
     def resumable(self, batches: Sampler, seed: int) -> Resumable:
@@ -86,16 +87,26 @@ class ResumableData(L.LightningDataModule):
         """What decides which batches an epoch has, beside its seed and the number of processes."""
         raise NotImplementedError
 
+    def dev_set(self) -> list[float]:
+        """What tells one dev set from another."""
+        raise NotImplementedError
+
     def _are(self) -> list[float]:
         return [self.seed, self.trainer.world_size, *self.batches_by()]
 
     def state_dict(self) -> dict[str, Any]:
         loop = self.trainer.fit_loop
         batches = loop.epoch_loop.batch_progress.current.completed
-        return {"epoch": loop.epoch_progress.current.ready - 1, "batches": batches, "by": self._are()}
+        return {
+            "epoch": loop.epoch_progress.current.ready - 1,
+            "batches": batches,
+            "by": self._are(),
+            "dev": self.dev_set(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.done, self.were = (state["epoch"], state["batches"]), state["by"]
+        self.has_another_dev_set = state["dev"] != self.dev_set()
 
 
 class Latest(Checkpoint):

@@ -61,6 +61,9 @@ class TextData(ResumableData):
     def batches_by(self) -> list[float]:
         return [len(self.train_lines), self.tokens, self.config.batch_tokens]
 
+    def dev_set(self) -> list[float]:
+        return [len(self.dev_lines), sum(map(len, self.dev_lines))]
+
     def _train_batches(self, rank: int, world_size: int) -> Batches:
         return Batches(self.train_lines, self.config.batch_tokens // world_size, self.seed, rank, world_size)
 

@@ -47,7 +47,11 @@ def begin(config: TrainConfig | PretrainConfig | LMTrainConfig) -> Path | None:
     if not last.exists():
         _without_others(last.parent, config.resume)
     if last.exists():
-        saved = read_checkpoint(last)["config"]
+        checkpoint = read_checkpoint(last)
+        if checkpoint["epoch"] > config.epochs:
+            begun = f"the training in {config.out} is in epoch {checkpoint['epoch'] + 1} already"
+            raise ValueError(f"epochs={config.epochs}: {begun}")
+        saved = checkpoint["config"]
         if (saved.get("strategy") == "fsdp") != (getattr(config, "strategy", "") == "fsdp"):
             raise ValueError(
                 f"{config.out} was begun with strategy={saved['strategy']}, and goes on so: fsdp keeps the optimiser's"

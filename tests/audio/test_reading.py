@@ -130,6 +130,14 @@ def test_a_wav_that_was_copied_in_part_is_named(tmp_path, tone):
     assert len(read_audio(tmp_path / "a.wav")) == 2 * SAMPLE_RATE - 50
 
 
+def test_an_mp3_that_was_copied_in_part_is_named(tmp_path, tone):
+    soundfile.write(tmp_path / "a.mp3", tone(4.0), SAMPLE_RATE, format="MP3")
+    whole = (tmp_path / "a.mp3").read_bytes()
+    (tmp_path / "a.mp3").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(AudioError, match=r"a.mp3: cut off, the last [12]\.\d s are missing"):
+        read_audio(tmp_path / "a.mp3")
+
+
 @pytest.mark.parametrize("size", [0, 8000, 0x7FFFFFFF, 0xFFFFFFFF])
 def test_a_wav_whose_writer_did_not_come_back_to_its_header_is_heard_to_its_end(tmp_path, tone, size):
     """Killed, or into a pipe."""

@@ -266,3 +266,21 @@ def test_updates_are_counted_where_the_optimisers_kernel_looks():
         SpeechTraining._take_settings(types.SimpleNamespace(**about, _fused=fused))
         assert optimizer.param_groups[0]["fused"] == fused
         assert optimizer.state[weight]["step"].device.type == device
+
+
+def test_with_another_dev_set_the_best_epochs_are_chosen_anew(corpus, tmp_path, caplog):
+    train(options(corpus, tmp_path, "epochs=2", "validate_every=1"))
+    for best in best_checkpoints(tmp_path):
+        best.rename(best.with_name(f"{best.name[:3]}-0.00.ckpt"))  # the best there could be, of an easier set
+    others = f"data.dev=[{corpus / 'train'}]"
+    train(options(corpus, tmp_path, "epochs=3", "validate_every=1", "resume=true", others))
+    assert [path.name[:3] for path in best_checkpoints(tmp_path)] == ["002"]
+    assert len(list((tmp_path / "checkpoints").glob("before-*"))) == 2  # nothing is lost
+    assert "the dev set is not the one" in caplog.text
+
+
+def test_fewer_epochs_than_there_were_are_refused(corpus, tmp_path):
+    train(options(corpus, tmp_path, "epochs=3"))
+    with pytest.raises(ValueError, match="epochs=1: the training in .* is in epoch 3 already"):
+        train(options(corpus, tmp_path, "epochs=1", "resume=true"))
+    train(options(corpus, tmp_path, "epochs=3", "resume=true"))
