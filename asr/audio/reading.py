@@ -282,18 +282,20 @@ def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
 
 def _soundfile_blocks(sound, most: int, promised: int, name: str, error_type: type[Exception]) -> Iterator[np.ndarray]:
     """At most so many frames. Raises AudioError where the sound ends before `promised`."""
+    place = sound.tell() if sound.seekable() else 0
     while most > 0:
         try:
             block = sound.read(min(most, _BLOCK_SECONDS * sound.samplerate), dtype="float32", always_2d=True)
         except error_type as error:
-            raise AudioError(f"{name}: damaged after {sound.tell() / sound.samplerate:.1f} s ({error})") from None
+            raise AudioError(f"{name}: damaged after {place / sound.samplerate:.1f} s ({error})") from None
         if not len(block):
-            missing = (promised - sound.tell()) / sound.samplerate
+            missing = (promised - place) / sound.samplerate
             if missing > _TOLERANCE:
                 raise AudioError(f"{name}: cut off, the last {missing:.1f} s are missing")
             return
         yield np.nan_to_num(block, nan=0.0, posinf=1.0, neginf=-1.0)
         most -= len(block)
+        place += len(block)
 
 
 def _decode_with_av(file: BinaryIO, name: str, reason: str) -> Iterator[np.ndarray]:
