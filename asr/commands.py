@@ -60,6 +60,11 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ilm_weight", "ngram_weight", "length_bonus", "nbest")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     recognizer.options = replace(recognizer.options, **given)
+    for model, *weights in (("language_model", "lm_weight", "ilm_weight"), ("ngram", "ngram_weight")):
+        useless = next((name for name in weights if given.get(name)), None)
+        if useless and getattr(recognizer, model) is None:
+            wanted = {"language_model": "language model (--lm)", "ngram": "n-gram model (--ngram)"}[model]
+            raise ValueError(f"--{useless.replace('_', '-')} {given[useless]}: there is no {wanted}")
     check_options(recognizer.model.transformer, recognizer.options, recognizer.language_model)
     return recognizer
 

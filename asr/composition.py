@@ -97,13 +97,17 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
 
 @contextlib.contextmanager
 def ends_in_one_line(command: str) -> Iterator[None]:
-    """Ends the process where what a user can mend goes wrong inside (code 2), or Lightning was told to by SIGTERM, for
-    which it gives no code of its own (143, as the shell has it)."""
+    """Ends the process where what a user can mend goes wrong inside (code 2), or Lightning was told to by SIGINT or by
+    SIGTERM (130 and 143, as the shell has it)."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError, OmegaConfBaseException) as error:
         fail(command, error)
+    except KeyboardInterrupt:
+        fail(command, "interrupted; resume=true goes on", code=130)
     except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            fail(command, "interrupted; resume=true goes on", code=130)
         if error.code is not None:
             raise
         fail(command, "ended by SIGTERM; resume=true goes on", code=143)

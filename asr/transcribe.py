@@ -80,6 +80,11 @@ def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[P
     if not args.out:
         if len(files) > 1 and args.format in ("srt", "vtt"):
             fail("asr.transcribe", f"--format {args.format} of several files wants a folder for them: --out DIR")
+        if args.format == "ctm":
+            names = Counter(Path(file).stem for file in files)
+            twice = next((name for name, count in names.items() if count > 1), None)
+            if twice:
+                fail("asr.transcribe", f"--format ctm: several of the files would be called {twice}")
         return [None] * len(files)
     places = [args.out / ("stdin" if file == "-" else Path(file).stem) for file in files]
     suffix = ".txt" if args.format == "text" else f".{args.format}"

@@ -178,7 +178,12 @@ def test_a_transcript_does_not_overwrite_another(files, capsys):
     (files / "other").mkdir()
     shutil.copy(files / "a.wav", files / "other" / "a.wav")
     sounds = [str(files / "a.wav"), str(files / "other" / "a.wav")]
-    for options, named in ((["--out", str(files / "out")], "a.txt"), (["--format", "srt"], "--out DIR")):
+    ways = (
+        (["--out", str(files / "out")], "a.txt"),
+        (["--format", "srt"], "--out DIR"),
+        (["--format", "ctm"], "called a"),
+    )
+    for options, named in ways:
         with pytest.raises(SystemExit, match="2"):
             transcribe.main([*sounds, "--model", str(files / "model"), *options])
         assert named in capsys.readouterr().err
@@ -259,6 +264,9 @@ def test_names_that_cannot_be_are_one_line_each(files):
         (["--batch-seconds", "0"], "batch_seconds"),
         (["--attention-window", "0"], "--attention-window 0"),
         (["--strategy", "greedy", "--nbest", "3"], "strategy greedy finds one hypothesis"),
+        (["--lm-weight", "0.3"], "--lm-weight 0.3: there is no language model (--lm)"),
+        (["--ilm-weight", "0.3"], "--ilm-weight 0.3: there is no language model (--lm)"),
+        (["--ngram-weight", "0.3"], "--ngram-weight 0.3: there is no n-gram model (--ngram)"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_code_two(files, arguments, named):

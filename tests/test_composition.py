@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from asr.composition import OPTIONS, _with_saved_options, build_config, ends_in_one_line, register
 from asr.resources import resource
 from asr.training.config import DataConfig, LMTrainConfig, TrainConfig
+from asr.training.module import SpeechTraining
 from asr.training.run import train
 from tests.test_commands import call
 from tests.training.tones import options
@@ -165,3 +166,14 @@ def test_a_training_that_was_told_to_end_is_no_success(capsys):
         raise SIGTERMException
     assert ended.value.code == 143
     assert capsys.readouterr().err == "asr.train: ended by SIGTERM; resume=true goes on\n"
+
+
+def test_an_interrupted_training_says_how_to_go_on(corpus, tmp_path, monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SpeechTraining, "training_step", interrupted)  # Lightning catches it
+    with pytest.raises(SystemExit) as ended, ends_in_one_line("asr.train"):
+        train(options(corpus, tmp_path))
+    assert ended.value.code == 130
+    assert "asr.train: interrupted; resume=true goes on\n" in capsys.readouterr().err

@@ -70,10 +70,9 @@ def _as_wav(name: str, sound: np.ndarray, text: str, speaker: str | None, folder
 
 
 def _wav(name: str, folder: Path) -> Path:
-    path = (folder / f"{name.lstrip('/')}.wav").resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise ValueError(f"{name}: an utterance of this name would be written outside {folder}")
-    return path
+    """The file of an utterance, within the folder whatever it is called."""
+    inside = [part for part in name.split("/") if part not in ("", ".", "..")] or ["_"]
+    return Path(folder.resolve(), *inside[:-1], f"{inside[-1]}.wav")
 
 
 def sample(args: argparse.Namespace) -> None:

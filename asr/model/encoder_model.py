@@ -31,7 +31,7 @@ class EncoderModel(nn.Module):
     @classmethod
     def load(cls, folder: str | Path) -> EncoderModel:
         """The encoder of a folder, in float32. Raises ModelError for what is none."""
-        with read_folder(folder) as (description, weights):
+        with read_folder(folder, "encoder") as (description, weights):
             with WithoutStartValues():
                 model = cls(FeatureConfig(**description["features"]), ModelConfig.from_dict(description["encoder"]))
             load_weights(model, weights)

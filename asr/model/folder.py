@@ -15,6 +15,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+KINDS = {  # by what config.json calls their shape
+    "model": "a recogniser",
+    "language_model": "a language model (asr.train_lm)",
+    "encoder": "an encoder alone (asr.pretrain), where asr.train init_from=... can begin",
+}
 
 
 class ModelError(ValueError):
@@ -60,11 +65,19 @@ class WithoutStartValues(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def read_folder(folder: str | Path) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
-    """The description and the weights of a folder; whatever proves wrong with them inside the block is a ModelError."""
+def read_folder(folder: str | Path, *kinds: str) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """The description and the weights of a folder that holds one of `kinds`; whatever proves wrong with them, inside
+    the block, too, is a ModelError."""
     folder = Path(folder)
     try:
-        yield json.loads((folder / CONFIG).read_text(encoding="utf-8")), load_file(folder / WEIGHTS)
+        description = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        other = next((kind for kind in KINDS if kind in description and kind not in kinds), None)
+        if other:
+            wanted = " or ".join(KINDS[kind].partition(" (")[0] for kind in kinds)
+            raise ModelError(f"{folder}: this is {KINDS[other]}, not {wanted}")
+        yield description, load_file(folder / WEIGHTS)
+    except ModelError:
+        raise
     except FileNotFoundError as error:
         missing = f"{Path(error.filename).name} is missing" if error.filename else str(error)
         raise ModelError(f"{folder}: not a model folder ({missing})") from None

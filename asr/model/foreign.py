@@ -41,7 +41,7 @@ ENCODER_ATTENTION = (("attention", "self_attn", "attn"),)
 DECODER_ATTENTION = (("self_attention", "self_attn", "attn"), ("cross_attention", "encoder_attn", "cross_attn"))
 HUGGING_FACE, OPENAI = 1, 2
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, EOFError, RuntimeError)
-UNREADABLE += (SafetensorError, pickle.UnpicklingError)
+UNREADABLE += (SafetensorError,)
 WINDOW = 30.0  # seconds that Whisper hears at once
 ENCODER_POSITIONS = {HUGGING_FACE: "model.encoder.embed_positions.weight", OPENAI: "encoder.positional_embedding"}
 
@@ -72,6 +72,8 @@ def import_model(source: str | Path, vocabulary: str | Path | None = None, wante
         return _from_openai(source, vocabulary, wanted)
     except FileNotFoundError as error:
         raise ModelError(f"{source}: {error.filename or 'model.safetensors'} is missing") from None
+    except pickle.UnpicklingError:  # torch's own words advise to load it unsafely
+        raise ModelError(f"{source}: cannot be imported (not a checkpoint of weights alone)") from None
     except UNREADABLE as error:
         if isinstance(error, ModelError):
             raise

@@ -70,7 +70,7 @@ class TextModel(nn.Module):
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> TextModel:
         """The language model of a folder, in float32 and evaluation mode. Raises ModelError for what is none."""
-        with read_folder(folder) as (description, weights):
+        with read_folder(folder, "language_model") as (description, weights):
             with WithoutStartValues():
                 transformer = LanguageModel(ModelConfig.from_dict(description["language_model"]))
             tokenizer = load_tokenizer(folder, transformer.config.vocab_size)

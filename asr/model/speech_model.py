@@ -64,11 +64,7 @@ class SpeechModel(nn.Module):
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> SpeechModel:
         """The model of a folder, in float32 and evaluation mode. Raises ModelError saying what is wrong with it."""
-        with read_folder(folder) as (description, weights):
-            if "encoder" in description:
-                raise ValueError(
-                    "it is an encoder alone, as asr.pretrain makes them: asr.train init_from=... begins there"
-                )
+        with read_folder(folder, "model") as (description, weights):
             with WithoutStartValues():
                 transformer = Transformer(ModelConfig.from_dict(description["model"]))
             features = FeatureConfig(**description["features"])

@@ -45,7 +45,7 @@ def build_model(config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
 def load_origin(config: TrainConfig) -> SpeechModel | EncoderModel:
     """The recogniser or the encoder that `config.init_from` names. Raises ModelError for what is neither, ValueError
     for options that need a recogniser."""
-    with read_folder(config.init_from) as (description, _):
+    with read_folder(config.init_from, "model", "encoder") as (description, _):
         is_encoder = "encoder" in description
     if not is_encoder:
         return SpeechModel.load(config.init_from)

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from asr.training.batches import Batch
 from asr.training.module import SpeechTraining
+from asr.training.resuming import ResumableData
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,8 @@ class EpochLine(EpochTimer):
 
 
 class Patience(EarlyStopping):
-    """Ends a training whose dev WER no longer falls; when it is resumed it has ended, unless with more patience."""
+    """Ends a training whose dev WER no longer falls; when it is resumed it has ended, unless with more patience or
+    another dev set."""
 
     def __init__(self, validations: int):
         super().__init__("dev/wer", patience=validations)
@@ -93,8 +95,13 @@ class Patience(EarlyStopping):
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         trainer.should_stop = self.wait_count >= self.patience
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self.data: ResumableData = trainer.datamodule
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict | {"patience": self.patience})
+        if not self.data.has_another_dev_set:
+            super().load_state_dict(state_dict | {"patience": self.patience})
 
 
 class Samples(L.Callback):

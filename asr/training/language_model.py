@@ -78,7 +78,6 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     is not to be resumed."""
     last = begin(config)
     recognizer = SpeechModel.load(config.tokenizer)
-    data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed)
     written = recognizer.transformer.config
     # as the search feeds it and reads it; without a CTC head any token may be the end
     special = {"prompt": written.prompt[-1:], "eos": written.eos, "ctc": written.ctc}
@@ -87,6 +86,8 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
         model = adapt_language_model(TextModel.load(config.init_from), shape, recognizer.tokenizer)
     else:
         model = LanguageModel(shape)
+    longest = model.config.longest_transcript
+    data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed, longest)
     trainer = _trainer(config, data)
     module = LanguageModelTraining(config, model, config.epochs * data.updates_per_epoch(trainer.world_size))
     parameters = sum(p.numel() for p in model.parameters()) / 1e6

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 
 from asr.audio.distort import DistortionConfig
 from asr.decode.search import check_options
+from asr.decode.tuning import FILE as TUNING
 from asr.model.bigram import MOST_TOKENS, Bigram
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
@@ -82,6 +83,8 @@ def train(config: TrainConfig) -> tuple[Path, float]:
         if len(tokenizer) <= MOST_TOKENS:
             model.transformer.bigram = Bigram.of(map(tokenizer.encode, data.transcripts()), model.transformer.config)
         model.save(folder, getattr(torch, config.export))
+        if (folder / TUNING).exists():
+            logger.warning("%s was tuned for other weights: asr.tune --write does it anew", folder / TUNING)
         write_report(out, f"{summary}; {extent(data, model)}", asdict(config))
     logger.info("%s; the model is in %s, the curves in %s", summary, folder, out / "report.html")
     return folder, wer

@@ -30,11 +30,17 @@ POOL = 100  # batches whose lines are shuffled together, sorted by length and cu
 class TextData(ResumableData):
     """The lines of a training as token ids; (Y `(B, U)`, Y_lens `(B,)`) in batches."""
 
-    def __init__(self, config: TextConfig, tokenizer: Tokenizer, normalize: Normalizer, seed: int):
-        """Raises ValueError for a text that cannot be read or holds nothing."""
+    def __init__(
+        self, config: TextConfig, tokenizer: Tokenizer, normalize: Normalizer, seed: int, longest: int | None = None
+    ):
+        """`longest`: tokens that the model has positions for. Raises ValueError for a text that cannot be read or holds
+        nothing."""
         super().__init__()
         self.config = config
         self.seed = seed
+        self.most, self.limit = config.max_tokens, f"data.max_tokens={config.max_tokens}"
+        if longest is not None and longest < config.max_tokens:
+            self.most, self.limit = longest, f"the {longest} tokens that model.max_positions has room for"
         self.train_lines = self._encoded(config.train, tokenizer, normalize)
         if config.dev:
             self.dev_lines = self._encoded(config.dev, tokenizer, normalize)
@@ -43,7 +49,7 @@ class TextData(ResumableData):
             size = min(config.held_out, len(self.train_lines) // 2)
             self.dev_lines, self.train_lines = self.train_lines[:size], self.train_lines[size:]
         if not self.train_lines or not self.dev_lines:
-            raise ValueError(f"data.train and data.dev: no line with text of up to data.max_tokens={config.max_tokens}")
+            raise ValueError(f"data.train and data.dev: no line with text of up to {self.limit}")
 
     @property
     def tokens(self) -> int:
@@ -73,14 +79,14 @@ class TextData(ResumableData):
         return DataLoader(Lines(self.dev_lines), sampler=Resumable(batches), batch_size=None)
 
     def _encoded(self, paths: Sequence[str], tokenizer: Tokenizer, normalize: Normalizer) -> list[np.ndarray]:
-        most, lines, total = self.config.max_tokens, [], 0
+        lines, total = [], 0
         for line in lines_of(paths):
             if text := normalize(line):
                 ids, total = tokenizer.encode(text), total + 1
-                if len(ids) <= most:
+                if len(ids) <= self.most:
                     lines.append(np.array(ids, np.int32))
         if len(lines) < total:
-            longer = f"{total - len(lines)} of {total} lines have more than data.max_tokens={most} and are left out"
+            longer = f"{total - len(lines)} of {total} lines have more than {self.limit} and are left out"
             logger.warning("%s: %s", ", ".join(paths), longer)
         return lines
 

@@ -281,7 +281,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, content, message)
     source = tmp_path / name if name.endswith(".pt") else (tmp_path / name).parent
     with pytest.raises(ModelError, match=message) as refused:
         import_model(source)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value) and "weights_only" not in str(refused.value)  # torch's unsafe advice
 
 
 def test_a_checkpoint_is_not_written_over(whisper, capsys):

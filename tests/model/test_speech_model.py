@@ -3,9 +3,13 @@ import json
 import pytest
 import torch
 
+from asr.model.encoder_model import EncoderModel
 from asr.model.folder import ModelError
+from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.tokenizer import CharTokenizer
+from asr.training.building import load_origin
+from asr.training.config import DataConfig, TrainConfig
 
 
 def test_a_model_travels_in_a_folder(tiny_model, tmp_path):
@@ -61,6 +65,21 @@ def test_damaged_weights_are_a_clear_error(tiny_model, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(ModelError, match="not a model that this version reads"):
         SpeechModel.load(tmp_path)
+
+
+def test_a_folder_of_another_kind_is_called_what_it_is(tiny_model, tmp_path):
+    config = tiny_model.transformer.config
+    tiny_model.save(tmp_path / "recogniser")
+    TextModel(LanguageModel(config), tiny_model.tokenizer).save(tmp_path / "lm")
+    EncoderModel(tiny_model.front_end.config, config).save(tmp_path / "encoder")
+    with pytest.raises(ModelError, match=r"lm: this is a language model \(asr.train_lm\), not a recogniser$"):
+        SpeechModel.load(tmp_path / "lm")
+    with pytest.raises(ModelError, match=r"encoder: this is an encoder alone \(asr.pretrain\).*, not a recogniser$"):
+        SpeechModel.load(tmp_path / "encoder")
+    with pytest.raises(ModelError, match="recogniser: this is a recogniser, not a language model$"):
+        TextModel.load(tmp_path / "recogniser")
+    with pytest.raises(ModelError, match="lm: this is a language model .*, not a recogniser or an encoder alone$"):
+        load_origin(TrainConfig(data=DataConfig(train=["a"], dev=["b"]), init_from=str(tmp_path / "lm")))
 
 
 def test_a_field_of_another_version_is_named(tiny_model, tmp_path):

@@ -113,12 +113,6 @@ def test_one_of_other_tokens_is_refused(trained, tiny_model):
         Recognizer(tiny_model, language_model=folder)
 
 
-def test_a_recogniser_is_no_language_model(tiny_model, tmp_path):
-    tiny_model.save(tmp_path)
-    with pytest.raises(ModelError, match="language_model"):
-        TextModel.load(tmp_path)
-
-
 def test_its_steps_equal_the_full_forward_pass(tiny_config):
     from asr.model.language_model import LanguageModel
 

@@ -279,6 +279,14 @@ def test_with_another_dev_set_the_best_epochs_are_chosen_anew(corpus, tmp_path, 
     assert "the dev set is not the one" in caplog.text
 
 
+def test_patience_begins_anew_with_another_dev_set(corpus, tmp_path):
+    idle = options(corpus, tmp_path, "epochs=9", "validate_every=1", "optimizer.lr=1e-9", "patience=1")
+    train(idle)
+    train(replace(idle, resume=True, data=replace(idle.data, dev=[str(corpus / "train")])))
+    last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["epoch"] + 1 == 4  # two more: the first of the new set, and one that is no better
+
+
 def test_fewer_epochs_than_there_were_are_refused(corpus, tmp_path):
     train(options(corpus, tmp_path, "epochs=3"))
     with pytest.raises(ValueError, match="epochs=1: the training in .* is in epoch 3 already"):

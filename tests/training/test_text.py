@@ -68,6 +68,14 @@ def test_lines_are_normalised_and_those_without_text_or_too_long_left_out(tmp_pa
     assert data.tokens == 19
 
 
+def test_lines_for_which_the_model_has_no_positions_are_left_out(tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("".join(f"{'a' * i}\n" for i in range(1, 31)))
+    config = TextConfig(train=[str(tmp_path / "a.txt")], dev=[str(tmp_path / "a.txt")])
+    data = TextData(config, CharTokenizer(LETTERS), english, seed=1, longest=20)
+    assert max(map(len, data.train_lines)) == max(map(len, data.dev_lines)) == 20
+    assert "10 of 30 lines have more than the 20 tokens that model.max_positions has room for" in caplog.text
+
+
 def test_dev_lines_are_held_out_of_training(tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"{'a' * i} b\n" for i in range(1, 101)))
     data = TextData(TextConfig(train=[str(tmp_path / "a.txt")], held_out=30), CharTokenizer(LETTERS), english, seed=1)
