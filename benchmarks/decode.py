@@ -50,7 +50,7 @@ def median_seconds(run: Callable[[], object]) -> float:
 def search_ours(utterances: int, beam_size: int = 10, ctc_weight: float = 0.3, precision: str = "float32") -> float:
     import torch
 
-    from asr.decode.beam import CHECK_EVERY, BeamSearch
+    from asr.decode.beam import LOOKS, BeamSearch
     from asr.decode.options import DecodeOptions
     from asr.decode.precision import with_precision
     from asr.model import ModelConfig, Transformer
@@ -68,7 +68,7 @@ def search_ours(utterances: int, beam_size: int = 10, ctc_weight: float = 0.3, p
         search = BeamSearch(model, *model.encoder(X, X_lens), options)
         for step in range(STEPS):
             search.advance(step)
-            if step % CHECK_EVERY == CHECK_EVERY - 1:  # as its own loop does, which would end sooner or later
+            if (step + 1) % LOOKS["cpu"][1] == 0:  # as its own loop does, which would end sooner or later
                 search.compact()
 
     return median_seconds(run) / utterances

@@ -161,6 +161,17 @@ def test_batched_equals_alone(transformer, language_model, options):
         assert [h.score for h in together[i]] == pytest.approx([h.score for h in alone], abs=1e-4)
 
 
+def test_when_those_who_are_done_leave_the_batch_makes_no_difference(transformer, language_model, monkeypatch):
+    options = DecodeOptions(beam_size=5, nbest=5, length_bonus=0.5)
+    expected = search(transformer, X, X_LENS, options, language_model)
+    for looks, leaving in [((1, 1), 100), ((1, 3), 1), ((8, 8), 100), ((1000, 1000), 1)]:
+        monkeypatch.setattr("asr.decode.beam.LOOKS", {"cpu": looks})
+        monkeypatch.setattr("asr.decode.beam.LEAVING", leaving)
+        for ours, theirs in zip(search(transformer, X, X_LENS, options, language_model), expected, strict=True):
+            assert [h.tokens for h in ours] == [h.tokens for h in theirs]
+            assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
+
+
 def test_greedy_is_a_beam_of_one(transformer):
     greedy = search(transformer, X, X_LENS, DecodeOptions("greedy"))
     beam = search(transformer, X, X_LENS, DecodeOptions(beam_size=1, ctc_weight=0.0))
