@@ -51,6 +51,10 @@ class Bigram(nn.Module):
         kept = (counts - DISCOUNT).clamp(min=0) / counts.sum(1, keepdim=True).clamp(min=1)
         return (kept + (1 - kept.sum(1, keepdim=True)) * alone).log()
 
+    def _apply(self, *args, **kwargs) -> Bigram:
+        self.__dict__.pop("log_probs", None)  # which may lie on another device from now on
+        return super()._apply(*args, **kwargs)
+
     def save(self, folder: str | Path) -> None:
         """Writes `folder / bigram.safetensors`."""
         write_tensors({"pairs": self.pairs.int().cpu(), "counts": self.counts.int().cpu()}, Path(folder) / FILE)

@@ -1,0 +1,184 @@
+"""On a device that is not the CPU everything stays there, is waited for seldom, and comes out as it does on the CPU."""
+
+from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import asr
+from asr.audio.augment import SpecAugmentConfig
+from asr.audio.distort import DistortionConfig
+from asr.audio.features import FeatureConfig
+from asr.decode.options import DecodeOptions
+from asr.decode.search import search
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from asr.text.tokenizer import CharTokenizer
+from asr.training.config import DataConfig, LossConfig, OptimizerConfig, TrainConfig
+from asr.training.memory import Size, made_up
+from asr.training.module import SpeechTraining
+from tests.conftest import LETTERS
+from tests.elsewhere import DEVICE, elsewhere, move, waits
+from tests.test_shipped import SAMPLES
+
+STRATEGIES = {
+    "beam": {},
+    "beam alone": {"lm_weight": 0.0, "ilm_weight": 0.0},
+    "beam with a window": {"ctc_window": 40},
+    "greedy": {"strategy": "greedy"},
+    "drawn": {"strategy": "greedy", "temperature": 0.5},
+    "ctc": {"strategy": "ctc"},
+    "best path": {"strategy": "ctc", "beam_size": 1},
+    "rescore": {"strategy": "rescore"},
+}
+
+
+@pytest.fixture(scope="module")
+def here():
+    """The model that ships, on the CPU, where it has been used."""
+    recognizer = asr.load(precision="float32", word_times=True)
+    recognizer.transcribe(SAMPLES[0])
+    return recognizer
+
+
+@pytest.fixture(scope="module")
+def there(here):
+    """The same, moved."""
+    recognizer = deepcopy(here)
+    with elsewhere():
+        move(recognizer.model)
+        move(recognizer.language_model)
+    return recognizer
+
+
+@pytest.mark.parametrize("options", STRATEGIES.values(), ids=STRATEGIES)
+def test_every_search_finds_the_same_elsewhere(here, there, options, monkeypatch):
+    found = []
+    for recognizer in (here, there):
+        monkeypatch.setattr(recognizer, "options", replace(recognizer.options, **options))
+        with elsewhere():
+            transcripts = list(recognizer.transcribe_all(SAMPLES))
+        found.append([(t.text, [word.start for word in t.segments[0].words]) for t in transcripts])
+    assert found[1] == found[0]
+
+
+def test_while_a_search_runs_elsewhere_it_is_waited_for_twice_in_eight_steps(here, there):
+    (hypothesis,) = here.recognize([samples := next(here.pieces(SAMPLES[0])).samples])[0]
+    with elsewhere():
+        there.recognize([samples])
+    per_line = Counter(waits)
+    looks = per_line.pop("asr/decode/beam.py: count = int(done.sum())")
+    looks += (
+        per_line.pop("asr/model/cache.py: count = int(lives.sum(dim=1).max())") / 2
+    )  # the decoder's, the language model's
+    assert 0 < looks <= 2 * (len(hypothesis.tokens) // 8 + 1)
+    assert sum(per_line.values()) <= 9, per_line  # before the first step, and after the last
+
+
+# what goes in, and options of the model
+MODELS = {
+    "conformer, rotary": (FeatureConfig(normalization="utterance"), {"encoder": "conformer", "positions": "rotary"}),
+    "window": (FeatureConfig(normalization="cmvn"), {"attention_left": 4, "attention_right": 4}),
+    "like Whisper": (
+        FeatureConfig(kind="whisper"),
+        {"subsampler": "conv1d", "subsampling": 2, "positions": "learned", "ctc": False, "first_timestamp": 30},
+    ),
+    "like Speech2Text": (
+        FeatureConfig(kind="kaldi", normalization="cmvn"),
+        {"subsampler": "conv1d_glu", "subsampling": 4, "positions": "sinusoidal_halves", "norm_first": False},
+    ),
+    "of matrices": (FeatureConfig(kind="matrix"), {"subsampler": "linear", "subsampling": 1}),
+    "of text": (FeatureConfig(kind="text"), {"subsampler": "embedding", "subsampling": 1}),
+}
+
+
+@pytest.mark.parametrize(("features", "options"), MODELS.values(), ids=MODELS)
+def test_every_model_writes_the_same_elsewhere(tiny_config, features, options):
+    model = SpeechModel(features, Transformer(replace(tiny_config, **options)), CharTokenizer(LETTERS)).eval()
+    inputs = {"sound": torch.randn(2, 16000), "matrix": torch.randn(2, 100, 80), "text": torch.randint(4, 32, (2, 9))}
+    X, lens = inputs[features.takes], torch.tensor([inputs[features.takes].shape[1], 8])
+    decoding = DecodeOptions(beam_size=3) if model.transformer.ctc else DecodeOptions(beam_size=3, ctc_weight=0.0)
+    found = [search(model.transformer, *model.front_end(X, lens), decoding)]
+    with elsewhere():
+        move(model)
+        found.append(search(model.transformer, *model.front_end(X.to(DEVICE), lens.to(DEVICE)), decoding))
+    for ours, theirs in zip(*([best[0] for best in each] for each in found), strict=True):
+        assert theirs.tokens == ours.tokens
+        assert theirs.score == pytest.approx(ours.score, rel=1e-4)
+
+
+LOSSES = {
+    "plain": LossConfig(),
+    "consistency": LossConfig(consistency=0.2),
+    "one layer": LossConfig(intermediate_ctc=0),
+    "mwer": LossConfig(mwer=1.0),
+}
+
+
+KINDS = ("adamw", "muon")
+
+
+@pytest.fixture
+def trainings(tiny_config, request):
+    """Of a random model with all that can be done to its batches, on the CPU, and the same to be moved; nothing is
+    dropped out, which devices draw differently."""
+    config = TrainConfig(
+        data=DataConfig(train=["x"], dev=["x"]),
+        distortion=DistortionConfig(0.5, 0.5, 0.5, 0.5, 0.5),
+        spec_augment=SpecAugmentConfig(vocal_tract=0.1),
+        out="x",
+        **request.param,
+    )
+    transformer = Transformer(replace(tiny_config, dropout=0.0))
+    model = SpeechModel(FeatureConfig(), transformer, CharTokenizer(LETTERS))
+    training = SpeechTraining(config, model, 10).train()
+    both = training, deepcopy(training)
+    for each in both:  # fused, no optimiser is for a device like this one
+        each._trainer = SimpleNamespace(precision="16-mixed")
+    return both
+
+
+@pytest.mark.parametrize("trainings", [{"loss": loss} for loss in LOSSES.values()], ids=LOSSES, indirect=True)
+def test_losses_and_gradients_are_the_same_elsewhere(trainings):
+    here, there = trainings
+    batch = made_up(here, Size(utterances=3, seconds=3.0, labels=8), 28)._replace(speed=0.9)
+    with elsewhere():
+        move(there)
+        losses = []
+        for training in trainings:
+            moved = [x.to(training.device) if isinstance(x, torch.Tensor) else x for x in batch]
+            torch.manual_seed(1)
+            loss = training.losses(type(batch)(*moved)).total
+            loss.backward()
+            losses.append(loss.item())
+        gradients = [p.grad.to("cpu") for p in there.parameters()]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    for p, gradient in zip(here.parameters(), gradients, strict=True):
+        torch.testing.assert_close(gradient, p.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "trainings", [{"optimizer": OptimizerConfig(kind=kind)} for kind in KINDS], ids=KINDS, indirect=True
+)
+def test_updates_are_the_same_elsewhere(trainings):
+    here, there = trainings
+    with elsewhere():
+        move(there)
+        optimizers = [training.configure_optimizers()["optimizer"] for training in trainings]
+        for _ in range(2):
+            for p, q in zip(here.parameters(), there.parameters(), strict=True):
+                p.grad = torch.randn_like(p)
+                q.grad = p.grad.to(DEVICE)
+            for optimizer in optimizers:
+                optimizer.step()
+        moved = [p.detach().to("cpu") for p in there.parameters()]
+    for p, q in zip(here.parameters(), moved, strict=True):
+        torch.testing.assert_close(q, p.detach())
+
+
+def test_what_mixes_devices_raises():
+    with elsewhere(), pytest.raises(RuntimeError, match="two devices"):
+        torch.ones(3, device=DEVICE) + torch.ones(3)
