@@ -177,13 +177,20 @@ def start_near_identity(stack: nn.ModuleList) -> None:
 
     Without it each sub-layer adds about as much that is constant over time (biases, attention that is still even) as it
     receives; the speech is lost after a dozen of them, and CTC stays for long on its plateau of blanks."""
-    last_linears = []
     for module in stack.modules():
         if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
             module.bias.zero_()
+    linears = last_linears(stack)
+    for linear in linears:
+        linear.weight.div_(len(linears) ** 0.5)
+
+
+def last_linears(stack: nn.Module) -> list[nn.Linear]:
+    """The last linear layer of each sub-layer in `stack`: what it gives is added to the residual stream."""
+    linears = []
+    for module in stack.modules():
         if isinstance(module, FeedForward):
-            last_linears.append(module[-1])
+            linears.append(module[-1])
         elif isinstance(module, MultiHeadAttention | ConvolutionModule):
-            last_linears.append(module.output)
-    for linear in last_linears:
-        linear.weight.div_(len(last_linears) ** 0.5)
+            linears.append(module.output)
+    return linears

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from asr.model.config import ModelConfig
+from asr.model.deepening import deepen
 from asr.model.encoder_model import EncoderModel
 from asr.model.folder import read_folder
 from asr.model.language_model import LanguageModel, TextModel
@@ -55,11 +56,12 @@ def load_origin(config: TrainConfig) -> SpeechModel | EncoderModel:
 
 
 def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
-    """The model `origin`, writing with `tokenizer`, with the dropout of `config` and its lowest layers frozen.
+    """The model `origin`, writing with `tokenizer`, with the dropout of `config`, with more layers between its encoder's
+    (`asr.model.deepening`) and its lowest layers frozen.
 
     With another tokenizer than the model's own, what depends on the vocabulary begins anew, with a CTC head if `config`
     has one. With an encoder everything else begins anew, as `config` has it. Either can be given a window for the
-    encoder's attention. Raises ValueError where there are fewer layers than are to be frozen."""
+    encoder's attention. Raises ValueError where there are fewer layers than are to be frozen or added."""
     if isinstance(origin, EncoderModel):
         shape, anew = origin.encoder.config, (*CONFIG_OF_THE_VOCABULARY, *CONFIG_OF_THE_DECODER)
         weights = {f"encoder.{name}": weight for name, weight in origin.encoder.state_dict().items()}
@@ -72,11 +74,15 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
     if config.model.attention_window:
         of_this_training |= {name: getattr(config.model, name) for name in ("attention_left", "attention_right")}
     shape = replace(shape, vocab_size=len(tokenizer), **of_this_training)
-    if config.freeze_layers > shape.encoder_layers:
-        raise ValueError(f"freeze_layers={config.freeze_layers}: {config.init_from} has {shape.encoder_layers} layers")
-    model = SpeechModel(origin.front_end.config, Transformer(shape), tokenizer, config.data.normalizer_name)
+    for option in ("freeze_layers", "add_layers"):
+        if getattr(config, option) > shape.encoder_layers:
+            has = f"{config.init_from} has {shape.encoder_layers} layers"
+            raise ValueError(f"{option}={getattr(config, option)}: {has}")
+    transformer = Transformer(shape)
+    transformer.load_state_dict(weights, strict=False)
+    deepen(transformer, config.add_layers)
+    model = SpeechModel(origin.front_end.config, transformer, tokenizer, config.data.normalizer_name)
     model.front_end.set_statistics(origin.front_end.mean, origin.front_end.std)
-    model.transformer.load_state_dict(weights, strict=False)
     if config.freeze_layers:
         encoder = model.transformer.encoder
         for part in (encoder.subsampling, *encoder.layers[: config.freeze_layers]):

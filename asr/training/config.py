@@ -174,6 +174,7 @@ class TrainConfig(RunConfig):
     new_tokenizer: bool = False  # with init_from: train one on the data; what depends on the vocabulary begins anew
     origin_share: float = 0.0  # with init_from: its weights' share in the model that is exported
     freeze_layers: int = 0  # with init_from: encoder layers that stay as they are, and the subsampler below them
+    add_layers: int = 0  # with init_from: encoder layers put between those that are there; at first they change nothing
     distortion: DistortionConfig = field(default_factory=DistortionConfig)
     spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -196,8 +197,10 @@ class TrainConfig(RunConfig):
             raise ValueError(f"ema: {self.ema} does not lie in [0, 1)")
         if not 0 <= self.origin_share <= 1:
             raise ValueError(f"origin_share: {self.origin_share} does not lie in [0, 1]")
-        if self.freeze_layers < 0 or (not self.init_from and (self.freeze_layers or self.new_tokenizer)):
-            raise ValueError("freeze_layers (not negative) and new_tokenizer need init_from")
+        if min(self.freeze_layers, self.add_layers) < 0:
+            raise ValueError("freeze_layers and add_layers must not be negative")
+        if not self.init_from and (self.freeze_layers or self.add_layers or self.new_tokenizer):
+            raise ValueError("freeze_layers, add_layers and new_tokenizer need init_from")
         if self.origin_share and (not self.init_from or self.new_tokenizer):
             raise ValueError("origin_share needs init_from, and the tokenizer that came with it")
         if self.init_decoder_from and (self.new_tokenizer or self.origin_share):

@@ -71,7 +71,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     best = best_checkpoints(out)[: 1 if config.ema else config.average]
     weights = average_checkpoints(best)
     if origin and config.origin_share:
-        weights = interpolate(weights, origin.state_dict(), config.origin_share)
+        weights = interpolate(weights, model.state_dict(), config.origin_share)
     model.load_state_dict(weights)
     module = SpeechTraining(config, model, updates)
     # the running mean would put itself in the place of what is to be validated

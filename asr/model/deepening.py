@@ -1,0 +1,48 @@
+"""A trained encoder made deeper without changing what it computes: training goes on from where it was, with more layers
+(Net2Net, Chen, Goodfellow & Shlens 2016; progressive stacking, Gong et al. 2019)."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from asr.model.layers import ConformerEncoderLayer, Residual, last_linears
+from asr.model.transformer import Transformer
+
+
+def deepen(model: Transformer, more: int) -> None:
+    """Puts `more` layers between those of the encoder, evenly spaced, in place. Each is a copy of the layer below it
+    that adds nothing to the residual stream yet.
+
+    Raises ValueError for more than there are layers."""
+    layers, count = list(model.encoder.layers), model.config.encoder_layers
+    if not 0 <= more <= count:
+        raise ValueError(f"there are {count} layers to put others between, each above one of them: {more} are too many")
+    for place in sorted((round(i * count / more) for i in range(1, more + 1)), reverse=True):
+        layers.insert(place, _copy_without_effect(layers[place - 1]))
+    model.encoder.layers = nn.ModuleList(layers)
+    model.config = model.encoder.config = replace(model.config, encoder_layers=len(layers))
+
+
+@torch.no_grad()
+def _copy_without_effect(layer: nn.Module) -> nn.Module:
+    """A layer that gives, above `layer`, what `layer` gave: `layer` hands its last norm's scale and shift up, without
+    which what comes is normalised already, and a norm changes nothing."""
+    copy = deepcopy(layer)
+    for linear in last_linears(copy):
+        nn.init.zeros_(linear.weight)
+        if linear.bias is not None:
+            nn.init.zeros_(linear.bias)
+    for norm in (*_norms_between(layer)[-1:], *_norms_between(copy)[:-1]):
+        nn.init.ones_(norm.weight)
+        nn.init.zeros_(norm.bias)
+    return copy
+
+
+def _norms_between(layer: nn.Module) -> list[nn.LayerNorm]:
+    """The norms that all that goes through a layer passes, in order; a pre-norm Transformer's has none."""
+    norms = [part.norm for part in layer.children() if isinstance(part, Residual) and not part.norm_first]
+    return [*norms, layer.norm] if isinstance(layer, ConformerEncoderLayer) else norms
