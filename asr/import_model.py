@@ -29,7 +29,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--window", type=float, default=30.0, help="seconds that Whisper's sounds are padded to; less is quicker"
     )
-    parser.add_argument("--dtype", default="float32", choices=["float32", "float16"], help="of the weights on disk")
+    parser.add_argument(
+        "--dtype", default="float32", choices=["float32", "float16", "int8"], help="of the weights on disk"
+    )
     parser.add_argument("--export", action="store_true", help="the other way: a model folder to a Hugging Face folder")
     return parser
 

@@ -1,4 +1,7 @@
-"""The folder that a model lives in: `model.safetensors` and `config.json`. Nothing in it is ever unpickled."""
+"""The folder that a model lives in: `model.safetensors` and `config.json`. Nothing in it is ever unpickled.
+
+Weights on disk are float32, float16 or int8; in int8 each row of a matrix has a scale of its own, stored beside it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+SCALE = ".scale"  # after the name of a tensor in int8
 KINDS = {  # by what config.json calls their shape
     "model": "a recogniser",
     "language_model": "a language model (asr.train_lm)",
@@ -27,19 +31,41 @@ class ModelError(ValueError):
 
 
 def write_folder(folder: str | Path, module: nn.Module, description: dict[str, Any], dtype: torch.dtype) -> None:
-    """Writes the weights of `module`, each shared tensor once, parameters in `dtype`, and the description. Weights that
-    were there are whole until the new ones are, for those who read them meanwhile, too."""
+    """Writes the weights of `module`, each shared tensor once, parameters in `dtype` (with torch.int8, those of one
+    dimension in float16), and the description. Weights that were there are whole until the new ones are, for those who
+    read them meanwhile, too."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=True)}
     shared = {name for name, _ in module.named_parameters(remove_duplicate=False)} - parameters
-    tensors = {
-        name: tensor.to(dtype if name in parameters else tensor.dtype).contiguous().cpu()
-        for name, tensor in module.state_dict().items()
-        if name not in shared
-    }
+    tensors = {}
+    for name, tensor in module.state_dict().items():
+        if name in parameters and dtype == torch.int8 and tensor.dim() > 1:
+            tensors[name], tensors[name + SCALE] = quantized(tensor.cpu())
+        elif name not in shared:
+            of_disk = torch.float16 if dtype == torch.int8 else dtype
+            tensors[name] = tensor.to(of_disk if name in parameters else tensor.dtype).contiguous().cpu()
     write_tensors(tensors, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def quantized(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """`tensor (rows, ...)` as int8, and the scale of each row, float32, by which it is to be multiplied."""
+    scale = tensor.float().flatten(1).abs().amax(dim=1).clamp(min=1e-12) / 127
+    return (tensor.float() / _beside(scale, tensor)).round().to(torch.int8).contiguous(), scale
+
+
+def _beside(scale: Tensor, tensor: Tensor) -> Tensor:
+    return scale.view(-1, *[1] * (tensor.dim() - 1))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file; those in int8 as the float32 that they stand for."""
+    tensors = load_file(path)
+    for name in [name for name in tensors if name + SCALE in tensors]:
+        scale = tensors.pop(name + SCALE)
+        tensors[name] = tensors[name].float() * _beside(scale, tensors[name])
+    return tensors
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -75,7 +101,7 @@ def read_folder(folder: str | Path, *kinds: str) -> Iterator[tuple[dict[str, Any
         if other:
             wanted = " or ".join(KINDS[kind].partition(" (")[0] for kind in kinds)
             raise ModelError(f"{folder}: this is {KINDS[other]}, not {wanted}")
-        yield description, load_file(folder / WEIGHTS)
+        yield description, read_tensors(folder / WEIGHTS)
     except ModelError:
         raise
     except FileNotFoundError as error:

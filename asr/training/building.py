@@ -56,7 +56,7 @@ def load_origin(config: TrainConfig) -> SpeechModel | EncoderModel:
 
 
 def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
-    """The model `origin`, writing with `tokenizer`, with the dropout of `config`, with more layers between its encoder's
+    """The model `origin`, writing with `tokenizer`, with the dropout of `config`, more layers between its encoder's
     (`asr.model.deepening`) and its lowest layers frozen.
 
     With another tokenizer than the model's own, what depends on the vocabulary begins anew, with a CTC head if `config`

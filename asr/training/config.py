@@ -13,7 +13,7 @@ from asr.model.config import ModelConfig
 from asr.text.normalizer import get_normalizer
 
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")  # Lightning's names
-EXPORTS = ("float32", "float16")
+EXPORTS = ("float32", "float16", "int8")
 
 
 def _check_choice(option: str, chosen: str, choices: tuple[str, ...]) -> None:
@@ -135,7 +135,9 @@ class RunConfig:
 
     epochs: int = 40
     validate_every: int = 1  # epochs
-    export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
+    # type of the weights in the model folder: float32, float16 at half the size, or int8 at a quarter, with a scale for
+    # each row; they are computed with in another (`--precision`)
+    export: str = "float32"
     precision: str = "auto"  # one of PRECISIONS; auto: bf16-mixed where the hardware has it
     compile: bool = False  # the layers, by torch.compile: for long trainings on a GPU; a CPU is slower with it
     devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
@@ -264,7 +266,9 @@ class LMTrainConfig:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=2e-3, warmup=300, clip=1.0))
     label_smoothing: float = 0.0
     epochs: int = 2
-    export: str = "float32"  # type of the weights in the model folder: float32, or float16 at half the size
+    # type of the weights in the model folder: float32, float16 at half the size, or int8 at a quarter, with a scale for
+    # each row; they are computed with in another (`--precision`)
+    export: str = "float32"
     precision: str = "auto"  # one of PRECISIONS; auto: bf16-mixed where the hardware has it
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
     seed: int = 1

@@ -52,6 +52,25 @@ def test_half_precision_on_disk_is_half_the_size(tiny_model, tmp_path):
     assert next(SpeechModel.load(tmp_path / "half").parameters()).dtype == torch.float32
 
 
+def test_int8_on_disk_is_a_quarter_of_the_size_and_half_a_step_of_each_row_away(tiny_model, tmp_path):
+    tiny_model.save(tmp_path / "full")
+    tiny_model.save(tmp_path / "int8", torch.int8)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("int8", "full")]
+    assert sizes[0] < 0.35 * sizes[1]
+    loaded = dict(SpeechModel.load(tmp_path / "int8").named_parameters())
+    for name, weight in tiny_model.named_parameters():
+        of_a_row = weight.abs().flatten(1).amax(dim=1) / 127 if weight.dim() > 1 else weight.abs() * 2**-9
+        step = of_a_row.view(-1, *[1] * (weight.dim() - 1))
+        assert (loaded[name] - weight).abs().le(step * 0.501 + 1e-7).all(), name
+
+
+def test_what_is_in_int8_stays_as_it_is_when_it_is_saved_again(tiny_model, tmp_path):
+    tiny_model.save(tmp_path / "once", torch.int8)
+    SpeechModel.load(tmp_path / "once").save(tmp_path / "twice", torch.int8)
+    once, twice = (SpeechModel.load(tmp_path / name).state_dict() for name in ("once", "twice"))
+    assert all(torch.allclose(twice[name], tensor, rtol=1e-6, atol=0) for name, tensor in once.items())
+
+
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "characters.json"])
 def test_a_folder_without_a_part_is_no_model(tiny_model, tmp_path, missing):
     tiny_model.save(tmp_path)

@@ -37,6 +37,16 @@ def test_with_the_origins_whole_share_the_origin_comes_out(corpus, trained, tmp_
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
+def test_with_the_origins_whole_share_a_deeper_model_computes_what_the_origin_did(corpus, trained, tmp_path):
+    settings = [f"init_from={trained[0]}", "add_layers=1", "origin_share=1", "epochs=1"]
+    folder, wer = train(options(corpus, tmp_path / "exp", *settings))
+    before, after = SpeechModel.load(trained[0]), SpeechModel.load(folder)
+    assert after.transformer.config.encoder_layers == before.transformer.config.encoder_layers + 1
+    assert wer == pytest.approx(trained[1])
+    sound, text = (torch.randn(1, 16_000), torch.tensor([16_000])), (torch.tensor([[4, 5]]), torch.tensor([2]))
+    torch.testing.assert_close(after(*sound, *text).log_probs, before(*sound, *text).log_probs, atol=1e-3, rtol=1e-3)
+
+
 def test_frozen_layers_stay_as_they_are(corpus, trained, tmp_path):
     settings = [f"init_from={trained[0]}", "freeze_layers=1", "epochs=1"]
     folder, _ = train(options(corpus, tmp_path / "exp", *settings))
@@ -58,9 +68,15 @@ def test_with_a_new_tokenizer_what_depends_on_the_vocabulary_begins_anew(corpus,
         assert all(torch.equal(old[name], new[name]) for name in old)
 
 
-@pytest.mark.parametrize("wrong", [["freeze_layers=1"], ["new_tokenizer=true"], ["init_from={}", "freeze_layers=9"]])
-def test_freezing_what_is_not_there_is_refused(corpus, trained, tmp_path, wrong):
-    with pytest.raises(ValueError, match="freeze_layers|new_tokenizer"):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(["freeze_layers=1"], ["add_layers=1"], ["new_tokenizer=true"]),
+        *(["init_from={}", "freeze_layers=9"], ["init_from={}", "add_layers=9"], ["init_from={}", "add_layers=-1"]),
+    ],
+)
+def test_what_needs_layers_that_are_not_there_is_refused(corpus, trained, tmp_path, wrong):
+    with pytest.raises(ValueError, match="freeze_layers|add_layers|new_tokenizer"):
         train(options(corpus, tmp_path / "exp", *(word.format(trained[0]) for word in wrong)))
 
 
