@@ -26,7 +26,7 @@ LOOK_EVERY = 50  # batches between two looks that make devices or processes wait
 
 
 def step_seed(*place: int) -> int:
-    """The seed of a step at `place`: (seed, epoch, process, batch)."""
+    """The seed of what is at `place`: (seed, epoch, ...)."""
     return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -42,12 +42,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 class Resumable(Sampler):
-    """The batches of a sampler with a seed each, without those that were trained on before the training was resumed."""
+    """The batches of a sampler with a seed each, without those that were trained on before the training was resumed.
 
-    def __init__(self, batches: Sampler, seed: int = 0, rank: int = 0, done: tuple[int, int] = (0, 0)):
+    The batches that several processes have at once have one seed: played at one speed they take equally long."""
+
+    def __init__(self, batches: Sampler, seed: int = 0, done: tuple[int, int] = (0, 0)):
         """`done`: an epoch, and how many of its batches are left out."""
         self.batches = batches
-        self.seed, self.rank, self.done = seed, rank, done
+        self.seed, self.done = seed, done
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -58,7 +60,7 @@ class Resumable(Sampler):
         first = self.done[1] if self.done[0] == self.epoch else 0
         for i, batch in enumerate(self.batches):
             if i >= first:
-                yield batch, step_seed(self.seed, self.epoch, self.rank, i)
+                yield batch, step_seed(self.seed, self.epoch, i)
 
 
 class ResumableData(L.LightningDataModule):
@@ -79,7 +81,7 @@ class ResumableData(L.LightningDataModule):
             )
             self.done = epoch, 0
             loop.epoch_loop.batch_progress.current.reset()
-        resumable = Resumable(batches, seed, self.trainer.global_rank, self.done)
+        resumable = Resumable(batches, seed, self.done)
         resumable.set_epoch(epoch)  # Lightning sets it too late for the first epoch after a resume
         return resumable
 

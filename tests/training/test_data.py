@@ -10,6 +10,7 @@ from asr.training.batches import LABELS, Bucket, EpochOrder, make_buckets
 from asr.training.building import build_model, build_tokenizer
 from asr.training.config import SoundConfig
 from asr.training.data import SpeechData, memory_length
+from asr.training.resuming import Resumable
 from asr.training.run import train
 from tests.training.tones import options
 
@@ -69,6 +70,21 @@ def test_the_batches_of_a_bucket_have_one_shape(data):
         beyond = torch.arange(batch.inputs.shape[1]) >= batch.lens[:, None]
         assert not batch.inputs[beyond].any()
         assert not batch.Y[torch.arange(batch.Y.shape[1]) >= batch.Y_lens[:, None]].any()
+
+
+def test_the_batches_of_an_update_have_one_shape_on_all_devices(corpus, tmp_path):
+    """None waits for another: they are of one bucket, but for leftovers, and are played at one speed."""
+    config = options(corpus, tmp_path, "data.speeds=[0.9,1.0,1.1]")
+    data = SpeechData(config.data, seed=1)
+    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    of_each = [list(Resumable(data._train_sampler(world_size=2, rank=rank), data.seed)) for rank in (0, 1)]
+    dataset = data._loader(None, config.data.speeds, data.buckets).dataset
+    steps = [[dataset[batch] for batch in step] for step in zip(*of_each, strict=True)]
+    assert len({batch.speed for step in steps for batch in step}) == 3
+    assert len({batch.inputs.shape[1] for step in steps for batch in step}) > 1
+    assert all(one.speed == other.speed for one, other in steps)
+    alike = [one.inputs.shape[1] == other.inputs.shape[1] for one, other in steps]
+    assert all(alike[: len(steps) // 2])
 
 
 def test_each_epoch_has_every_cut_in_an_order_of_its_own(data):
