@@ -93,7 +93,7 @@ class ConvolutionModule(nn.Module):
         # float32, since oneDNN's bfloat16 depthwise backward pass never returns for some shapes (53 x 52 frames).
         with torch.autocast("cpu", enabled=False):
             image = x.float().transpose(1, 2).unsqueeze(2)
-            weight, bias = self.depthwise.weight.float().unsqueeze(2), self.depthwise.bias.float()
+            weight, bias = self.depthwise.weight.float().flatten(1)[:, None, None], self.depthwise.bias.float()
             padding = (0, self.depthwise.padding[0])
             out = nn.functional.conv2d(image, weight, bias, padding=padding, groups=x.shape[2])
         return out.squeeze(2).transpose(1, 2).to(self.norm.weight.dtype)

@@ -181,6 +181,13 @@ def test_the_convolution_on_a_cpu_is_the_depthwise_convolution():
     torch.testing.assert_close(module._convolve(x), module.depthwise(x.mT).mT, atol=1e-6, rtol=1e-5)
 
 
+def test_gradients_of_the_convolution_lie_as_its_weights_do():
+    """Otherwise DDP warns, and copies them more slowly."""
+    module = ConvolutionModule(config(conv_kernel=5))
+    module(torch.randn(2, 9, 16), None).sum().backward()
+    assert all(p.grad.stride() == p.stride() for p in module.parameters())
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_the_convolutions_backward_pass_returns_in_bfloat16():
     """oneDNN's bfloat16 depthwise backward pass hung on 53 utterances of 52 frames (torch 2.13, AVX512-BF16)."""
