@@ -34,6 +34,7 @@ SHAPE = (
     "masked_prediction.code",
     "new_tokenizer",
     "freeze_layers",
+    "add_layers",
     "optimizer.kind",
 )
 VARYING = ("model.safetensors", "decoding.json", "README.md")  # what models of one kind need not have in common
