@@ -126,7 +126,9 @@ def test_a_training_is_not_resumed_with_another_model(corpus, tmp_path):
         )
 
 
-@pytest.mark.parametrize("typed", ["init_from=B", "optimizer.kind=muon", "freeze_layers=1", "add_layers=1", "new_tokenizer=true"])
+@pytest.mark.parametrize(
+    "typed", ["init_from=B", "optimizer.kind=muon", "freeze_layers=1", "add_layers=1", "new_tokenizer=true"]
+)
 def test_a_training_is_not_resumed_from_another_beginning(tmp_path, typed):
     for name, width in (("a", 32), ("b", 64), ("like_a", 32)):
         (tmp_path / name).mkdir()
