@@ -41,7 +41,7 @@ def write_folder(folder: str | Path, module: nn.Module, description: dict[str, A
     tensors = {}
     for name, tensor in module.state_dict().items():
         if name in parameters and dtype == torch.int8 and tensor.dim() > 1:
-            tensors[name], tensors[name + SCALE] = quantized(tensor.cpu())
+            tensors[name], tensors[name + SCALE] = _quantized(tensor.cpu())
         elif name not in shared:
             of_disk = torch.float16 if dtype == torch.int8 else dtype
             tensors[name] = tensor.to(of_disk if name in parameters else tensor.dtype).contiguous().cpu()
@@ -49,7 +49,7 @@ def write_folder(folder: str | Path, module: nn.Module, description: dict[str, A
     (folder / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
-def quantized(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def _quantized(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """`tensor (rows, ...)` as int8, and the scale of each row, float32, by which it is to be multiplied."""
     scale = tensor.float().flatten(1).abs().amax(dim=1).clamp(min=1e-12) / 127
     return (tensor.float() / _beside(scale, tensor)).round().to(torch.int8).contiguous(), scale
@@ -59,7 +59,7 @@ def _beside(scale: Tensor, tensor: Tensor) -> Tensor:
     return scale.view(-1, *[1] * (tensor.dim() - 1))
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file; those in int8 as the float32 that they stand for."""
     tensors = load_file(path)
     for name in [name for name in tensors if name + SCALE in tensors]:
@@ -101,7 +101,7 @@ def read_folder(folder: str | Path, *kinds: str) -> Iterator[tuple[dict[str, Any
         if other:
             wanted = " or ".join(KINDS[kind].partition(" (")[0] for kind in kinds)
             raise ModelError(f"{folder}: this is {KINDS[other]}, not {wanted}")
-        yield description, read_tensors(folder / WEIGHTS)
+        yield description, _read_tensors(folder / WEIGHTS)
     except ModelError:
         raise
     except FileNotFoundError as error:

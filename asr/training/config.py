@@ -266,9 +266,7 @@ class LMTrainConfig:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=2e-3, warmup=300, clip=1.0))
     label_smoothing: float = 0.0
     epochs: int = 2
-    # type of the weights in the model folder: float32, float16 at half the size, or int8 at a quarter, with a scale for
-    # each row; they are computed with in another (`--precision`)
-    export: str = "float32"
+    export: str = "float32"  # type of the weights in the model folder, as RunConfig's
     precision: str = "auto"  # one of PRECISIONS; auto: bf16-mixed where the hardware has it
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
     seed: int = 1
