@@ -8,7 +8,7 @@ from torch import nn
 from torch.multiprocessing import spawn
 
 import asr.training.muon
-from asr.training.muon import Muon, orthogonalized
+from asr.training.muon import QUINTICS, Muon, orthogonalized
 from asr.training.optimized import Optimized
 from asr.training.run import train
 from tests.training.tones import options
@@ -26,6 +26,13 @@ def test_a_matrix_keeps_its_singular_vectors_and_gets_singular_values_near_one(s
     assert (among_them - torch.diag_embed(values)).abs().max() < 0.1
 
 
+def test_singular_values_from_a_300th_of_the_largest_on_end_within_a_quarter_of_one():
+    values = torch.logspace(-2.52, 0, 1000, dtype=torch.float64)
+    for a, b, c in QUINTICS:
+        values = a * values + b * values**3 + c * values**5
+    assert values.min() > 0.75 and values.max() < 1.25
+
+
 def parameters(shapes=SHAPES) -> list[nn.Parameter]:
     draw = torch.Generator().manual_seed(2)
     return [nn.Parameter(torch.randn(shape, generator=draw)) for shape in shapes]
@@ -41,7 +48,8 @@ def muon(matrices: list[nn.Parameter], biases: list[nn.Parameter]) -> Muon:
     return Muon(matrices, [{"params": biases, "weight_decay": 0.0}], weight_decay=0.1, lr=0.02, fused=True)
 
 
-def test_matrices_move_as_by_torchs_muon_and_the_rest_as_by_adamw():
+def test_matrices_move_as_by_torchs_muon_and_the_rest_as_by_adamw(monkeypatch):
+    monkeypatch.setattr(asr.training.muon, "QUINTICS", [(3.4445, -4.7750, 2.0315)] * 5)  # torch's
     ours, theirs = parameters([*SHAPES, (24,)]), parameters([*SHAPES, (24,)])
     optimizer = muon(ours[:-1], ours[-1:])
     references = [
