@@ -58,6 +58,7 @@ def test_a_mistyped_option_is_one_line_and_code_two(tmp_path, typed, named):
         ("data.train=[]", "data.train"),
         ("data.batch_seconds=5", "data.batch_seconds"),
         ("data.speeds=[9]", "data.speeds"),
+        ("data.codec=2", "data.codec"),
         ("tokenizer.kind=phones", "tokenizer.kind"),
         ("model.subsampling=3", "model.subsampling"),
         ("data.normalizer=german", "normalizer"),

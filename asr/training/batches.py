@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from asr.audio.codec import COMPRESSIONS, through_mp3
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
 from asr.corpus import input_kind, iterate
 from asr.text.tokenizer import Tokenizer
@@ -97,11 +98,17 @@ class SpeechDataset(Dataset):
     frames were padding then."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, speeds: list[float], buckets: list[Bucket], longest: int | None = None
+        self,
+        tokenizer: Tokenizer | None,
+        speeds: list[float],
+        buckets: list[Bucket],
+        longest: int | None = None,
+        codec: float = 0.0,
     ):
         """`tokenizer` None: there are no labels; `longest`: labels that the decoder has positions for, None: any
-        number."""
+        number; `codec`: how often a sound goes through MP3."""
         self.tokenizer = tokenizer
+        self.codec = codec
         self.longest = longest or sys.maxsize
         self.speeds = speeds
         self.seconds = [bucket.seconds for bucket in buckets]
@@ -109,8 +116,11 @@ class SpeechDataset(Dataset):
     def __getitem__(self, batch: tuple[CutSet, int]) -> Batch:
         cuts, seed = batch
         inputs, texts = [], []
-        speed = random.Random(seed).choice(self.speeds)
+        draw = random.Random(seed)
+        speed = draw.choice(self.speeds)
         for cut, sound in iterate(cuts):
+            if draw.random() < self.codec:
+                sound = through_mp3(sound, draw.uniform(*COMPRESSIONS))
             inputs.append(self._labels(sound) if isinstance(sound, str) else torch.from_numpy(sound))
             texts.append(cut.supervisions[0].text)
         if not inputs:

@@ -30,6 +30,7 @@ class SoundConfig:
     min_seconds: float = 0.1
     max_seconds: float = 30.0  # longer utterances are left out of training
     speeds: list[float] = field(default_factory=lambda: [0.9, 1.0, 1.1])  # one is drawn for each batch of sound
+    codec: float = 0.0  # how often an utterance of the training has been through MP3 at 16 to 40 kbit/s: a probability
     batch_seconds: float = 120.0  # of sound on one device at once, padding included; less where many share an update
     global_batch_seconds: float = 120.0  # of sound in one update, over all devices
     workers: int = -1  # processes that read sound; -1: one for each core but one, at most 8
@@ -47,6 +48,8 @@ class SoundConfig:
             raise ValueError("data.global_batch_seconds must be at least data.batch_seconds")
         if not self.speeds or any(not 0.5 <= speed <= 2 for speed in self.speeds):
             raise ValueError("data.speeds lie between 0.5 and 2; [1.0] for none")
+        if not 0 <= self.codec <= 1:
+            raise ValueError(f"data.codec is a probability, not {self.codec}")
 
     def seconds_on_each(self, devices: int) -> float:
         """Of sound in a batch, where so many devices share an update: `batch_seconds`, or less where all together would

@@ -15,6 +15,7 @@ from lhotse.dataset.sampling.base import CutSampler
 from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 from torch.utils.data import DataLoader
 
+from asr.audio.codec import require_mp3
 from asr.audio.features import FeatureConfig, FrontEnd
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
 from asr.corpus import Skipped, input_kind, open_corpus
@@ -74,7 +75,11 @@ class SoundData(ResumableData):
         features: FeatureConfig,
     ) -> None:
         """Leaves out, by name, what a reason is given for, and buckets what remains of the training set. Raises
-        ValueError where something is not what `features` are made from."""
+        ValueError where something is not what `features` are made from, or has no sound that a codec could take."""
+        if self.config.codec:
+            require_mp3()
+            if features.takes != "sound":
+                raise ValueError(f"data.codec is of sound, and this model takes {features.takes}")
         for cut in (*self.train_cuts, *self.dev_cuts):
             if input_kind(cut) != features.takes:
                 raise ValueError(
@@ -95,7 +100,8 @@ class SoundData(ResumableData):
         return sum(cut.duration for cut in self.train_cuts)
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader(self.resumable(self._train_sampler(), self.seed), self.config.speeds, self.buckets)
+        batches = self.resumable(self._train_sampler(), self.seed)
+        return self._loader(batches, self.config.speeds, self.buckets, self.config.codec)
 
     def dev_set(self) -> list[float]:
         return [len(self.dev_cuts), sum(cut.duration for cut in self.dev_cuts)]
@@ -129,10 +135,10 @@ class SoundData(ResumableData):
         buckets = make_buckets(self._heard(self.dev_cuts), self._dev_limit)
         return self._loader(Resumable(self._dev_sampler()), [1.0], buckets)
 
-    def _loader(self, batches: Resumable, speeds: list[float], buckets: list[Bucket]) -> DataLoader:
+    def _loader(self, batches: Resumable, speeds: list[float], buckets: list[Bucket], codec: float = 0.0) -> DataLoader:
         workers = self.config.workers if self.config.workers >= 0 else min(8, max(1, (os.cpu_count() or 1) - 1))
         return DataLoader(
-            SpeechDataset(self.tokenizer, speeds, buckets, self.longest),
+            SpeechDataset(self.tokenizer, speeds, buckets, self.longest, codec),
             sampler=batches,
             batch_size=None,
             num_workers=workers,

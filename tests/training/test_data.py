@@ -72,6 +72,17 @@ def test_the_batches_of_a_bucket_have_one_shape(data):
         assert not batch.Y[torch.arange(batch.Y.shape[1]) >= batch.Y_lens[:, None]].any()
 
 
+def test_some_utterances_have_been_through_a_codec_and_the_same_ones_each_time(data):
+    cuts = next(iter(data._train_sampler(world_size=1, rank=0)))
+    clean, some, again, all_of_them = (
+        data._loader(data._train_sampler(world_size=1, rank=0), [1.0], data.buckets, codec).dataset[cuts, 5]
+        for codec in (0.0, 0.5, 0.5, 1.0)
+    )
+    assert torch.equal(some.inputs, again.inputs) and torch.equal(some.lens, clean.lens)
+    same = [(x.inputs == clean.inputs).all(dim=1).sum() for x in (some, all_of_them)]
+    assert 0 < same[0] < len(clean.lens) and same[1] == 0
+
+
 def test_the_batches_of_an_update_have_one_shape_on_all_devices(corpus, tmp_path):
     """None waits for another: they are of one bucket, but for leftovers, and are played at one speed."""
     config = options(corpus, tmp_path, "data.speeds=[0.9,1.0,1.1]")
