@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The English model that ships: from a folder of corpora to a model folder and a WER table. A first training on the
-# speech as it is; a second goes on with it, with as much of people's again, spliced from its words, and distorts it all.
+# speech as it is; a second goes on with it, deeper, with as much of people's again, spliced from its words, and distorts
+# it all.
 #   recipes/english/run.sh --speech DIR [--text FILE] [--quick N] [--kokoro DIR] [--out exp/english] [--stage 1]
 #                          [--stop-stage 8] [option=value ...]
 # --speech holds *.train.tar, *.dev.tar and perhaps *.test.tar (a manifest.jsonl and its audio in each); --text is for a
@@ -67,7 +68,7 @@ fi
 
 if begin 7 "weights of decoding, confidences"; then
   fused=()
-  [ -z "$text" ] || fused=(--lm "$out/lm/model" --lm-weights 0.4 0.6 --ilm-weights 0 0.4 --beam-size 5)
+  [ -z "$text" ] || fused=(--lm "$out/lm/model" --lm-weights 0.5 0.7 --ilm-weights 0 0.5 --beam-size 5)
   python -m asr.tune "$cuts"/*.some.jsonl.gz --model "$out/model" --ctc-weights 0.3 0.5 --length-bonuses 0 0.5 \
     ${fused[@]+"${fused[@]}"} --write
   finish

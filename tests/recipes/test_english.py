@@ -36,13 +36,16 @@ def test_from_the_corpora_to_the_table(tmp_path, programs):
     (tmp_path / "books.txt").write_text("Yes, yes.\nYes!\n" * 10)
     text = ("--text", tmp_path / "books.txt")
     done = run_recipe(
-        "english", "--speech", tmp_path, *text, *SMALL, "tokenizer.kind=char", cwd=tmp_path, programs=programs
+        *("english", "--speech", tmp_path, *text, *SMALL, "model.encoder_layers=4", "tokenizer.kind=char"),
+        cwd=tmp_path,
+        programs=programs,
     )
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "exp" / "english" / "RESULTS.md").read_text().splitlines()
     assert [row.split(" | ")[0] for row in table[2:]] == ["| a.dev", "| b.dev", "| c.test"]
     model = tmp_path / "exp" / "english" / "model"
     assert (model / "model.safetensors").is_file() and (model / "lm" / "model.safetensors").is_file()
+    assert json.loads((model / "config.json").read_text())["model"]["encoder_layers"] == 4 + 4
     assert json.loads((model / "decoding.json").read_text())["options"]["beam_size"] == 5
 
 
