@@ -52,7 +52,7 @@ def page(tmp_path_factory):
 def test_the_page_needs_nothing_else(page):
     text = page.read_text()
     assert "http" not in re.sub(r'src="data:[^"]*"', "", text)
-    assert text.count("<img ") == 4 + 3 * 4 + 8 * 4  # and of every layer and head of decoder and encoder
+    assert text.count("<img ") == 4 + 3 * 4 + 12 * 4  # and of every layer and head of decoder and encoder
     assert "a man with a black dog was standing at the corner" in text
 
 
