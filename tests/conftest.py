@@ -104,3 +104,16 @@ def speech() -> Path:
     if not folder.is_dir():
         pytest.skip("the real speech (../shared/speech) is not here")
     return folder
+
+
+@pytest.fixture
+def files(tmp_path, tiny_model):
+    """A folder with a model, two sounds of a second and their transcripts."""
+    with torch.no_grad():
+        tiny_model.transformer.ctc.weight.mul_(20)  # it is sure of what it hears in noise
+    tiny_model.save(tmp_path / "model")
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        soundfile.write(tmp_path / f"{name}.wav", rng.normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE)
+        (tmp_path / f"{name}.txt").write_text("one two")
+    return tmp_path

@@ -11,21 +11,18 @@ import shutil
 import subprocess
 import sys
 import time
-import types
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-import torch
 
-from asr import evaluate, transcribe, tune
+from asr import evaluate, transcribe
 from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
 from asr.commands import load_recognizer, progress_bar
 from asr.corpus import open_corpus
-from asr.decode import DecodeOptions
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.resources import resource
@@ -51,18 +48,6 @@ def call(module: str, *arguments, cwd: Path | None = None) -> subprocess.Complet
         except SystemExit as stopped:
             code = stopped.code or 0
     return subprocess.CompletedProcess(module, code, output.getvalue().encode(), errors.getvalue().encode())
-
-
-@pytest.fixture
-def files(tmp_path, tiny_model):
-    with torch.no_grad():
-        tiny_model.transformer.ctc.weight.mul_(20)  # it is sure of what it hears in noise
-    tiny_model.save(tmp_path / "model")
-    rng = np.random.default_rng(0)
-    for name in ("a", "b"):
-        soundfile.write(tmp_path / f"{name}.wav", rng.normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE)
-        (tmp_path / f"{name}.txt").write_text("one two")
-    return tmp_path
 
 
 def test_help_answers_at_once():
@@ -322,43 +307,6 @@ def test_a_folder_stands_for_the_sound_in_it(files):
     empty = call("asr.transcribe", "--model", files / "model", files / "model")
     assert empty.returncode == 2
     assert b"no sound in this folder" in empty.stderr
-
-
-def test_tuning_writes_what_the_other_commands_then_do(files):
-    options = ["--model", files / "model", "--ctc-weights", 0.3, 1.0, "--beam-size", 2, "--write"]
-    options += ["--lm-weights", 0, "--ilm-weights", 0]  # which needs no language model
-    done = call("asr.tune", files, *options)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.decode().splitlines()
-    assert lines[0] == "| ctc_weight | lm_weight | ilm_weight | ngram_weight | length_bonus | WER % | seconds |"
-    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| 0.3", "| 1"]
-    assert "expected calibration error" in lines[4]
-    assert json.loads((files / "model" / "decoding.json").read_text())["options"]["beam_size"] == 2
-    assert call("asr.transcribe", "--model", files / "model", files / "a.wav").returncode == 0
-
-
-def test_without_the_language_model_all_weights_of_the_internal_one_are_one_row(monkeypatch, capsys):
-    scored = types.SimpleNamespace(references=["a"], hypotheses=["a"], seconds=1.0)
-    monkeypatch.setattr("asr.decode.scoring.transcribe_cuts", lambda recognizer, cuts: scored)
-    recognizer = types.SimpleNamespace(options=DecodeOptions())
-    tune.best_options(recognizer, None, {"lm_weight": [0.0, 0.3], "ilm_weight": [0.0, 0.2, 0.4]})
-    rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert rows == [["| 0", "0"], ["| 0.3", "0"], ["| 0.3", "0.2"], ["| 0.3", "0.4"]]
-
-
-@pytest.mark.parametrize(
-    ("flag", "missing"), [("--lm-weights", "--lm"), ("--ilm-weights", "--lm"), ("--ngram-weights", "--ngram")]
-)
-def test_weights_of_a_model_that_is_not_there_are_not_tuned(files, flag, missing):
-    done = call("asr.tune", files, "--model", files / "model", flag, 0.2, 0.4)
-    assert done.returncode == 2
-    assert f"{flag} weigh a model that is not there: {missing}" in done.stderr.decode()
-
-
-def test_tuning_does_not_change_the_model_that_ships(files):
-    done = call("asr.tune", files, "--write")
-    assert done.returncode == 2
-    assert b"--write needs --model" in done.stderr
 
 
 def test_a_corpus_without_transcripts_has_no_error_rate(files, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from asr import inspect, plots
 from asr.resources import resource
-from tests.test_commands import call, files  # noqa: F401 (a fixture)
+from tests.test_commands import call
 from tests.test_plots import observation  # noqa: F401 (a fixture)
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -80,7 +80,7 @@ def test_every_script_is_drawn(observation, recwarn):  # noqa: F811
     assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
 
 
-def test_bad_input_is_one_line(files, capsys):  # noqa: F811
+def test_bad_input_is_one_line(files, capsys):
     (files / "notes.txt").write_text("words\n")
     model, out = ("--model", files / "model"), ("--out", files / "page.html")
     wrong = {
@@ -98,7 +98,7 @@ def test_bad_input_is_one_line(files, capsys):  # noqa: F811
     assert not (files / "page.html").exists()
 
 
-def test_a_silent_recording_has_a_page_too(files, tmp_path):  # noqa: F811
+def test_a_silent_recording_has_a_page_too(files, tmp_path):
     import numpy as np
     import soundfile
 

@@ -75,7 +75,7 @@ class SoundData(ResumableData):
         features: FeatureConfig,
     ) -> None:
         """Leaves out, by name, what a reason is given for, and buckets what remains of the training set. Raises
-        ValueError where something is not what `features` are made from, or has no sound that a codec could take."""
+        ValueError where something is not what `features` are made from, or `codec` has no sound to take or no MP3."""
         if self.config.codec:
             require_mp3()
             if features.takes != "sound":

@@ -1,0 +1,47 @@
+"""`asr.tune` as a user runs it."""
+
+import json
+import types
+
+import pytest
+
+from asr.decode import DecodeOptions
+from asr.tune import best_options
+from tests.test_commands import call
+
+
+def test_tuning_writes_what_the_other_commands_then_do(files):
+    options = ["--model", files / "model", "--ctc-weights", 0.3, 1.0, "--beam-size", 2, "--write"]
+    options += ["--lm-weights", 0, "--ilm-weights", 0]  # which needs no language model
+    done = call("asr.tune", files, *options)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    assert lines[0] == "| ctc_weight | lm_weight | ilm_weight | ngram_weight | length_bonus | WER % | seconds |"
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| 0.3", "| 1"]
+    assert "expected calibration error" in lines[4]
+    assert json.loads((files / "model" / "decoding.json").read_text())["options"]["beam_size"] == 2
+    assert call("asr.transcribe", "--model", files / "model", files / "a.wav").returncode == 0
+
+
+def test_without_the_language_model_all_weights_of_the_internal_one_are_one_row(monkeypatch, capsys):
+    scored = types.SimpleNamespace(references=["a"], hypotheses=["a"], seconds=1.0)
+    monkeypatch.setattr("asr.decode.scoring.transcribe_cuts", lambda recognizer, cuts: scored)
+    recognizer = types.SimpleNamespace(options=DecodeOptions())
+    best_options(recognizer, None, {"lm_weight": [0.0, 0.3], "ilm_weight": [0.0, 0.2, 0.4]})
+    rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == [["| 0", "0"], ["| 0.3", "0"], ["| 0.3", "0.2"], ["| 0.3", "0.4"]]
+
+
+@pytest.mark.parametrize(
+    ("flag", "missing"), [("--lm-weights", "--lm"), ("--ilm-weights", "--lm"), ("--ngram-weights", "--ngram")]
+)
+def test_weights_of_a_model_that_is_not_there_are_not_tuned(files, flag, missing):
+    done = call("asr.tune", files, "--model", files / "model", flag, 0.2, 0.4)
+    assert done.returncode == 2
+    assert f"{flag} weigh a model that is not there: {missing}" in done.stderr.decode()
+
+
+def test_tuning_does_not_change_the_model_that_ships(files):
+    done = call("asr.tune", files, "--write")
+    assert done.returncode == 2
+    assert b"--write needs --model" in done.stderr
