@@ -140,7 +140,7 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
             )
         if name in ("model", "experiment"):
             continue
-        before, now = OmegaConf.select(options, name), OmegaConf.select(composed, name)
+        before, now = OmegaConf.select(resumed, name), OmegaConf.select(composed, name)
         if name in ORIGINS and isinstance(now, str):
             changed = not _alike(before, now)
         else:

@@ -109,6 +109,13 @@ def test_what_was_typed_at_one_resume_counts_at_the_next(corpus, tmp_path):
     assert config.out == str(tmp_path)
 
 
+def test_an_option_that_is_newer_than_the_training_had_its_default(tmp_path):
+    saved = OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(options(tmp_path, tmp_path, "epochs=1"))))
+    del saved.model["ngram_dim"]
+    OmegaConf.save(saved, tmp_path / OPTIONS)
+    assert resumed(tmp_path, "model.ngram_dim=96", "epochs=2").epochs == 2
+
+
 @pytest.mark.parametrize("typed", ["features={dim: 40}", "optimizer={kind: muon, lr: 1e-3}"])
 def test_options_typed_together_are_checked_one_by_one(tmp_path, typed):
     OmegaConf.save(options(tmp_path, tmp_path), tmp_path / OPTIONS)
