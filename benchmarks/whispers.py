@@ -5,13 +5,14 @@
 
 Windows of 30 s, no timestamps, no fallback; seconds of sound per CPU second from samples to text, the start not
 included; WER with both sides through our normaliser; transcripts that are OpenAI's at the same beam to the letter. DIR
-holds `tiny.en.pt` and `faster-whisper-tiny.en/`. A row whose package or weights are not here says so. The packages:
-openai-whisper, faster-whisper, tiktoken.
+holds `tiny.en.pt`, from which ours are made, and `faster-whisper-tiny.en/`. A row whose package or weights are not here
+says so. The packages: openai-whisper, faster-whisper, tiktoken.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -118,10 +119,14 @@ def main() -> None:
     from asr.text.normalizer import english
 
     if not args.vocabulary:
-        import whisper
-
-        args.vocabulary = Path(whisper.__file__).parent / "assets" / "gpt2.tiktoken"
-    import_model(args.weights / "tiny.en.pt", args.vocabulary).save(args.weights / "tiny.en")
+        package = importlib.util.find_spec("whisper")
+        if package is None:
+            parser.error("--vocabulary: openai-whisper, which has one, is not installed")
+        args.vocabulary = Path(package.origin).parent / "assets" / "gpt2.tiktoken"
+    try:
+        import_model(args.weights / "tiny.en.pt", args.vocabulary).save(args.weights / "tiny.en")
+    except ValueError as error:
+        parser.error(str(error))
     print("| Whisper tiny.en | s of sound a CPU second | WER % | as OpenAI's |\n| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         said, seconds = write_sounds(args.corpus, args.limit, Path(folder))
