@@ -10,7 +10,7 @@ import io
 import numpy as np
 import soundfile
 
-from asr.audio.reading import SAMPLE_RATE
+from asr.audio.reading import SAMPLE_RATE, within_range
 
 COMPRESSIONS = (0.8, 0.95)  # in libsndfile's measure: 40 and 16 kbit/s at 16 kHz
 DELAY = 1105  # samples by which an encoder and a decoder are late where the file has no room to say so
@@ -30,7 +30,7 @@ def through_mp3(samples: np.ndarray, compression: float) -> np.ndarray:
     file = io.BytesIO()
     soundfile.write(
         file,
-        samples,
+        within_range(samples),
         SAMPLE_RATE,
         format="MP3",
         subtype="MPEG_LAYER_III",

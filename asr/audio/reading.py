@@ -28,7 +28,8 @@ AUDIO_SUFFIXES = frozenset(
 MATRIX_SUFFIXES = frozenset({".npy", ".pt"})
 UNKNOWN = 2**60  # samples and more in the header of a file that was written to a pipe
 NO_SIZE = 0x7FFF0000  # bytes and more in the header of a RIFF file: whoever wrote it to a pipe could not go back
-LOWEST_RATE = 100  # samples a second that are not taken for a damaged header
+RATES = (100, 10_000_000)  # samples a second that are not taken for a damaged header
+LOUDEST = 2**31  # of samples that are not taken for damaged: whole numbers of 32 bits, written as floats
 _BLOCK_SECONDS = 30
 _MARGIN = 0.2  # seconds around a part of a file that are decoded, too: what resamplers and decoders reach
 _TABLE = 4096  # bytes in which an MP3's table, or the tags at its end, would be
@@ -113,6 +114,7 @@ def read_duration(source: Source, name: str | None = None) -> float:
     name = name or str(source)
     with _open(source, name) as file:
         with contextlib.suppress(soundfile.LibsndfileError), soundfile.SoundFile(file) as sound:
+            _check_rate(sound, name)
             if sound.frames < UNKNOWN and not _is_estimate(sound, file) and not _goes_on(sound, file, name):
                 return sound.frames / sound.samplerate
         file.seek(0)
@@ -139,10 +141,26 @@ def read_matrix(path: str | os.PathLike) -> np.ndarray:
 
 
 def write_wav(path: str | os.PathLike, samples: np.ndarray) -> None:
-    """Writes mono float samples `(N,)` at 16 kHz in the format of the file's suffix."""
+    """Writes mono float samples `(N,)` at 16 kHz in the format of the file's suffix. Raises OSError naming a file that
+    could not be written whole, and leaves none."""
     import soundfile
 
-    soundfile.write(path, samples, SAMPLE_RATE)
+    try:
+        soundfile.write(path, within_range(samples), SAMPLE_RATE)
+    except soundfile.LibsndfileError as error:
+        Path(path).unlink(missing_ok=True)
+        raise OSError(f"{path}: not written ({error})") from None
+
+
+def within_range(samples: np.ndarray) -> np.ndarray:
+    """`samples (N,)`, quieter where they go beyond [-1, 1], at which a file of whole numbers clips them."""
+    peak = np.abs(samples).max(initial=0.0)
+    return samples / peak if peak > 1 else samples
+
+
+def _check_rate(sound, name: str) -> None:
+    if not RATES[0] <= sound.samplerate <= RATES[1]:
+        raise AudioError(f"{name}: its header says {sound.samplerate} samples a second")
 
 
 def _open(source: Source, name: str) -> BinaryIO:
@@ -153,7 +171,8 @@ def _open(source: Source, name: str) -> BinaryIO:
     if source == "-":
         return io.BytesIO(sys.stdin.buffer.read())
     try:
-        file = open(source, "rb")  # noqa: SIM115 (the callers close it)
+        # without its name, by which libsndfile takes whatever is called .raw for samples of an unknown rate
+        file = open(os.open(source, os.O_RDONLY | getattr(os, "O_BINARY", 0)), "rb")  # noqa: SIM115 (the callers close it)
     except FileNotFoundError:
         raise AudioError(f"{name}: no such file") from None
     except OSError as error:
@@ -189,8 +208,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
         if _goes_on(sound, file, name):
             yield from by_ffmpeg("there is more in it than its header says.")
             return
-        if sound.samplerate < LOWEST_RATE:
-            raise AudioError(f"{name}: its header says {sound.samplerate} samples a second")
+        _check_rate(sound, name)
         skipped = begin if sound.seekable() else 0
         if skipped:
             sound.seek(min(skipped * sound.samplerate, sound.frames))
@@ -293,7 +311,11 @@ def _soundfile_blocks(sound, most: int, promised: int, name: str, error_type: ty
             if missing > _TOLERANCE:
                 raise AudioError(f"{name}: cut off, the last {missing:.1f} s are missing")
             return
-        yield np.nan_to_num(block, nan=0.0, posinf=1.0, neginf=-1.0)
+        block = np.nan_to_num(block, nan=0.0, posinf=1.0, neginf=-1.0)
+        peak = np.abs(block).max()
+        if peak > LOUDEST:
+            raise AudioError(f"{name}: damaged after {place / sound.samplerate:.1f} s (a sample of {peak:g})")
+        yield block
         most -= len(block)
         place += len(block)
 

@@ -22,7 +22,7 @@ from lhotse.serialization import deserialize_item
 from lhotse.shar import JsonlShardWriter, TarWriter
 from lhotse.utils import fastcopy
 
-from asr.audio.reading import SAMPLE_RATE
+from asr.audio.reading import SAMPLE_RATE, within_range
 from asr.corpus.utterances import fetch, input_kind, iterate
 
 INDEX, SHARDS = "index.jsonl.gz", "shar"
@@ -47,7 +47,7 @@ def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
             if input_kind(cut) != "sound":
                 raise ValueError(f"{cut.id}: shards hold sound, and this is {input_kind(cut)}")
             flac, duration = io.BytesIO(), len(samples) / SAMPLE_RATE
-            soundfile.write(flac, samples, SAMPLE_RATE, format="FLAC")
+            soundfile.write(flac, within_range(samples), SAMPLE_RATE, format="FLAC")
             recording = Recording(cut.id, [AudioSource("shar", [0], "")], SAMPLE_RATE, len(samples), duration)
             custom = {key: value for key, value in (cut.custom or {}).items() if key not in PLACE} or None
             tars.write(f"{cut.id}.flac", flac)

@@ -29,6 +29,11 @@ def test_what_lies_high_is_gone(compression, below, above):
     assert power[(hertz > below - 500) & (hertz < below)].sum() > 0.02 * power.sum()
 
 
+def test_samples_beyond_the_full_scale_are_not_clipped():
+    heard = through_mp3(1000 * NOISE, COMPRESSIONS[0])
+    assert np.corrcoef(heard, through_mp3(NOISE, COMPRESSIONS[0]))[0, 1] > 0.95
+
+
 def test_a_library_without_mp3_is_named(monkeypatch):
     require_mp3()
     monkeypatch.setattr("soundfile.available_formats", lambda: {"FLAC": "FLAC"})

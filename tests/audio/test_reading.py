@@ -10,7 +10,7 @@ import soundfile
 import torch
 
 from asr.audio._torchaudio import functional
-from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration, read_matrix, stream_audio
+from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration, read_matrix, stream_audio, write_wav
 
 
 @pytest.mark.parametrize(
@@ -294,3 +294,52 @@ def test_a_vector_is_no_matrix(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(5))
     with pytest.raises(AudioError, match=r"\(T, d\)"):
         read_matrix(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("name", ["a.raw", "a.RAW", "a"])
+def test_what_a_file_holds_counts_and_not_its_name(tmp_path, tone, name):
+    soundfile.write(tmp_path / "a.wav", tone(), SAMPLE_RATE)
+    (tmp_path / "a.wav").rename(tmp_path / name)
+    assert len(read_audio(tmp_path / name)) == read_duration(tmp_path / name) * SAMPLE_RATE == SAMPLE_RATE
+
+
+def test_bytes_that_are_called_raw_are_no_sound(tmp_path):
+    (tmp_path / "a.raw").write_bytes(bytes(range(256)) * 20)
+    for read in (read_audio, read_duration):
+        with pytest.raises(AudioError, match=r"a\.raw"):
+            read(tmp_path / "a.raw")
+
+
+@pytest.mark.parametrize("read", [read_audio, read_duration])
+def test_a_header_of_a_damaged_rate_is_named_before_a_filter_is_made_for_it(tmp_path, tone, read):
+    soundfile.write(tmp_path / "a.wav", tone(), SAMPLE_RATE)
+    header = bytearray((tmp_path / "a.wav").read_bytes())
+    header[27] = 0x59
+    (tmp_path / "a.wav").write_bytes(header)
+    with pytest.raises(AudioError, match="1493188224 samples a second"):
+        read(tmp_path / "a.wav")
+
+
+def test_a_sample_that_cannot_be_is_damage(tmp_path, tone):
+    samples = tone()
+    samples[9] = 1e30
+    soundfile.write(tmp_path / "a.wav", samples, SAMPLE_RATE, subtype="FLOAT")
+    with pytest.raises(AudioError, match="1e\\+30"):
+        read_audio(tmp_path / "a.wav")
+
+
+def test_samples_beyond_the_full_scale_are_written_quieter_and_not_clipped(tmp_path, tone):
+    """As floats that are whole numbers of 16 bits."""
+    write_wav(tmp_path / "a.wav", 30_000 * tone())
+    assert np.abs(read_audio(tmp_path / "a.wav") - tone() / np.abs(tone()).max()).max() < 1e-4
+
+
+def test_what_cannot_be_written_whole_is_named_and_leaves_no_file(tmp_path, tone, monkeypatch):
+    def full(path, *_):
+        path.write_bytes(b"RIFF")
+        raise soundfile.LibsndfileError(2)
+
+    monkeypatch.setattr("soundfile.write", full)
+    with pytest.raises(OSError, match=r"a\.wav"):
+        write_wav(tmp_path / "a.wav", tone())
+    assert not list(tmp_path.iterdir())

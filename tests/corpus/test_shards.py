@@ -48,6 +48,14 @@ def test_shards_hold_what_the_files_held(cuts, tmp_path):
     assert same(cuts, open_corpus(tmp_path / "shards"))
 
 
+def test_samples_beyond_the_full_scale_are_not_clipped(tmp_path):
+    loud = 1000 * np.random.default_rng(0).normal(0, 1, SAMPLE_RATE).astype(np.float32)
+    soundfile.write(tmp_path / "loud.wav", loud, SAMPLE_RATE, subtype="FLOAT")
+    cuts = make_cuts([Utterance("loud", tmp_path / "loud.wav", "LOUD")], "loud")
+    ((_, samples),) = iterate(write_shards(cuts, tmp_path / "shards", size=1))
+    assert np.abs(samples - loud / np.abs(loud).max()).max() < 1e-4
+
+
 def test_they_are_lhotses_shards(cuts, tmp_path):
     write_shards(cuts, tmp_path / "shards", size=3)
     read = list(lhotse.CutSet.from_shar(in_dir=tmp_path / "shards" / "shar"))
