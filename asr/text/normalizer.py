@@ -28,7 +28,13 @@ _TIDY = {
     **dict.fromkeys(map(ord, "\u200b⁰¹²³⁴⁵⁶⁷⁸⁹"), " "),
     **{ord(part): f" {part}" for part in _PARTS},
 }
-_TIDY_ENGLISH = {**_TIDY, **dict.fromkeys(map(ord, _JOINERS))}
+# letters that NFKD takes for no accented ones
+_LETTERS = {"æ": "ae", "œ": "oe", "ø": "o", "ß": "ss", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"}
+_TIDY_ENGLISH = {
+    **_TIDY,
+    **dict.fromkeys(map(ord, _JOINERS)),
+    **{ord(case): plain for letter, plain in _LETTERS.items() for case in {letter, letter.upper()} if len(case) == 1},
+}
 _CURRENCIES = {"$": ("dollar", "cent", "cents"), "£": ("pound", "penny", "pence"), "€": ("euro", "cent", "cents")}
 _NUMBER = re.compile(
     r"(?P<currency>[$£€])?\s?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)"
@@ -101,7 +107,7 @@ def _spoken_number(match: re.Match[str]) -> str:
         words = num2words(int(whole))
     if suffix == "'s" and not whole.endswith("0"):  # the 11's crew, but the 1990's
         words += suffix
-    elif suffix in ("s", "'s"):
+    elif suffix in ("s", "'s") and not match["currency"]:
         words = words[:-1] + "ies" if words.endswith("y") else words + ("es" if words.endswith("x") else "s")
     if suffix == "%":
         words += " percent"

@@ -27,6 +27,8 @@ from asr.text.normalizer import english, get_normalizer, neutral
         (".5 percent of $.50 or $0.50", "zero point five percent of fifty cents or fifty cents"),
         ("a $3-million house", "a three million dollars house"),
         ("10² words¹", "ten words"),
+        ("Encyclopædia, ŒUVRE, Søren, Straße, Łódź", "encyclopaedia oeuvre soren strasse lodz"),
+        ("$1,000s of it", "one thousand dollars of it"),
         ("it´s don´t", "it's don't"),
         ("co\u00adoperate \ufeffhere", "cooperate here"),
         ("Café naïve", "cafe naive"),
