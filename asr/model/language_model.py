@@ -5,6 +5,7 @@ Its folder is like a recogniser's: `model.safetensors`, `config.json` and the to
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ class LanguageModel(TokenStack):
     """Tokens to log-posteriors of the next token. Of the configuration it has the decoder's depth."""
 
     def __init__(self, config: ModelConfig):
-        super().__init__(config, TransformerEncoderLayer)
+        super().__init__(replace(config, positions=config.positions_of_decoder), TransformerEncoderLayer)
 
     def forward(self, Y_in: Tensor) -> Tensor:
         """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32."""

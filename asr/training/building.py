@@ -64,6 +64,8 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
     encoder's attention. Raises ValueError where there are fewer layers than are to be frozen or added."""
     if isinstance(origin, EncoderModel):
         shape, anew = origin.encoder.config, (*CONFIG_OF_THE_VOCABULARY, *CONFIG_OF_THE_DECODER)
+        if shape.positions == "learned":  # in a table whose length is the encoder's
+            anew = tuple(name for name in anew if name != "max_positions")
         weights = {f"encoder.{name}": weight for name, weight in origin.encoder.state_dict().items()}
     else:
         shape, anew = origin.transformer.config, CONFIG_OF_THE_VOCABULARY if tokenizer != origin.tokenizer else ()
@@ -80,12 +82,12 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
             raise ValueError(f"{option}={getattr(config, option)}: {has}")
     transformer = Transformer(shape)
     transformer.load_state_dict(weights, strict=False)
+    frozen = (transformer.encoder.subsampling, *transformer.encoder.layers[: config.freeze_layers])
     deepen(transformer, config.add_layers)
     model = SpeechModel(origin.front_end.config, transformer, tokenizer, config.data.normalizer_name)
     model.front_end.set_statistics(origin.front_end.mean, origin.front_end.std)
     if config.freeze_layers:
-        encoder = model.transformer.encoder
-        for part in (encoder.subsampling, *encoder.layers[: config.freeze_layers]):
+        for part in frozen:
             part.requires_grad_(False)
     return model
 

@@ -9,7 +9,7 @@ from asr.model.config import ModelConfig
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
-from asr.training.building import adapt_model, build_tokenizer
+from asr.training.building import adapt_model, build_tokenizer, load_origin
 from asr.training.config import TokenizerConfig
 from asr.training.data import SpeechData
 from asr.training.run import train
@@ -54,6 +54,14 @@ def test_frozen_layers_stay_as_they_are(corpus, trained, tmp_path):
     for name, weight in before.state_dict().items():
         frozen = name.startswith(("subsampling.", "layers.0."))
         assert torch.equal(weight, after.state_dict()[name]) == frozen, name
+
+
+def test_the_lowest_layers_that_were_there_are_frozen_and_none_that_is_added(corpus, trained, tmp_path):
+    config = options(corpus, tmp_path, f"init_from={trained[0]}", "freeze_layers=2", "add_layers=2")
+    layers = adapt_model(load_origin(config), config, load_origin(config).tokenizer).transformer.encoder.layers
+    trainable = [all(p.requires_grad for p in layer.parameters()) for layer in layers]
+    frozen = [not any(p.requires_grad for p in layer.parameters()) for layer in layers]
+    assert len(layers) == 4 and trainable == [False, True, False, True] and frozen == [True, False, True, False]
 
 
 def test_with_a_new_tokenizer_what_depends_on_the_vocabulary_begins_anew(corpus, trained, tmp_path):

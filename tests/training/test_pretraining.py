@@ -158,6 +158,21 @@ def test_a_training_takes_its_tokenizer_from_the_language_model(corpus, text_mod
     assert SpeechModel.load(train(options(corpus, tmp_path / "exp", *settings))[0]).tokenizer == origin.tokenizer
 
 
+@pytest.mark.parametrize("kinds", [("sinusoidal", "rotary"), ("rotary", "sinusoidal"), ("rotary", "learned")])
+def test_both_have_the_decoders_positions(corpus, tmp_path, kinds):
+    words = ["model.decoder_layers=2", f"model.positions={kinds[0]}", f"model.decoder_positions={kinds[1]}"]
+    config = options(corpus, tmp_path, *words)
+    tokenizer = build_tokenizer(config.tokenizer, ["low mid high"])
+    model = build_model(config, tokenizer).eval()
+    TextModel(LanguageModel(model.transformer.config), tokenizer).save(tmp_path / "lm")
+    origin = TextModel.load(tmp_path / "lm")
+    start_decoder(model, origin)
+    Y = torch.randint(4, len(tokenizer), (2, 5))
+    decoder, memory, lens = model.transformer.decoder, torch.randn(2, 7, 32), torch.tensor([7, 4])
+    wanted = origin.transformer(origin.transformer.prompted(Y))
+    torch.testing.assert_close(decoder(decoder.prompted(Y), memory, lens), wanted, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("other", ["d_model=64", "decoder_layers=1", "num_heads=2", "activation=gelu"])
 def test_a_language_model_of_another_shape_is_refused(corpus, text_model, tmp_path, other):
     words = [f"init_decoder_from={text_model[0]}", "model.decoder_layers=2", f"model.{other}"]
@@ -170,3 +185,11 @@ def test_an_encoder_can_be_given_a_window_and_the_decoder_its_own_limits(corpus,
     config = options(corpus, tmp_path, f"init_from={pretrained[0]}", *window)
     shape = adapt_model(load_origin(config), config, build_tokenizer(config.tokenizer, ["a"])).transformer.config
     assert shape.attention_window == (8, 4) and shape.tokens_per_frame == 3 and not shape.ctc
+
+
+def test_a_table_of_positions_keeps_the_encoders_length(corpus, tmp_path):
+    config = options(corpus, tmp_path, "model.positions=learned", "model.max_positions=300")
+    EncoderModel(config.features, config.model).save(tmp_path / "encoder")
+    config = options(corpus, tmp_path, f"init_from={tmp_path / 'encoder'}")
+    model = adapt_model(load_origin(config), config, build_tokenizer(config.tokenizer, ["a"]))
+    assert model.transformer.config.max_positions == 300
