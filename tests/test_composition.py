@@ -111,9 +111,9 @@ def test_what_was_typed_at_one_resume_counts_at_the_next(corpus, tmp_path):
 
 def test_an_option_that_is_newer_than_the_training_had_its_default(tmp_path):
     saved = OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(options(tmp_path, tmp_path, "epochs=1"))))
-    del saved.model["ngram_dim"]
+    del saved.model["conv_kernel"]
     OmegaConf.save(saved, tmp_path / OPTIONS)
-    assert resumed(tmp_path, "model.ngram_dim=96", "epochs=2").epochs == 2
+    assert resumed(tmp_path, "model.conv_kernel=15", "epochs=2").epochs == 2
 
 
 @pytest.mark.parametrize("typed", ["features={dim: 40}", "optimizer={kind: muon, lr: 1e-3}"])

@@ -105,7 +105,10 @@ def new_trainer(
 
 
 def device_count(config: TrainConfig | PretrainConfig) -> int:
-    """How many processes train, over all machines, one a device."""
+    """How many processes train, over all machines, one a device. Raises ValueError for more than there are GPUs, where
+    there is one."""
+    if torch.cuda.is_available() and config.devices > torch.cuda.device_count():
+        raise ValueError(f"devices={config.devices}: this machine has GPUs for {torch.cuda.device_count()}")
     return config.nodes * (config.devices or max(1, torch.cuda.device_count()))
 
 

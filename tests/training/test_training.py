@@ -23,6 +23,7 @@ from asr.training.callbacks import Samples
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.run import train
+from asr.training.trainer import device_count
 from tests.training.tones import options, write_corpus
 
 
@@ -292,6 +293,21 @@ def test_vocal_tracts_without_frequencies_are_refused_before_any_sound_is_read(c
     monkeypatch.setattr("asr.training.run.set_statistics", lambda *_: pytest.fail("read"))
     with pytest.raises(ValueError, match=r"spec_augment\.vocal_tract .*log_mel"):
         train(options(corpus, tmp_path, "features.kind=whisper", "spec_augment.vocal_tract=0.1"))
+
+
+def test_what_decodes_is_trained(corpus, trained, tmp_path):
+    for weight, part in ((0, "CTC head"), (1, "decoder")):
+        with pytest.raises(ValueError, match=f"trains no {part}"):
+            train(options(corpus, tmp_path / part, f"loss.ctc_weight={weight}"))
+    train(options(corpus, tmp_path / "ctc", "loss.ctc_weight=1", "validation.strategy=ctc", "epochs=1"))
+    train(options(corpus, tmp_path / "further", "loss.ctc_weight=0", f"init_from={trained[0]}", "epochs=1"))
+
+
+def test_more_gpus_than_there_are_are_refused(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(ValueError, match="devices=4: this machine has GPUs for 1"):
+        device_count(options(corpus, tmp_path, "devices=4"))
 
 
 def test_consistency_without_ctc_is_refused(corpus, tmp_path):
