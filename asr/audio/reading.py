@@ -171,8 +171,9 @@ def _open(source: Source, name: str) -> BinaryIO:
     if source == "-":
         return io.BytesIO(sys.stdin.buffer.read())
     try:
-        # without its name, by which libsndfile takes whatever is called .raw for samples of an unknown rate
-        file = open(os.open(source, os.O_RDONLY | getattr(os, "O_BINARY", 0)), "rb")  # noqa: SIM115 (the callers close it)
+        with open(source, "rb") as named:
+            # without its name, by which libsndfile takes whatever is called .raw for samples of an unknown rate
+            file = open(os.dup(named.fileno()), "rb")  # noqa: SIM115 (the callers close it)
     except FileNotFoundError:
         raise AudioError(f"{name}: no such file") from None
     except OSError as error:

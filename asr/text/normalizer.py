@@ -28,13 +28,9 @@ _TIDY = {
     **dict.fromkeys(map(ord, "\u200b⁰¹²³⁴⁵⁶⁷⁸⁹"), " "),
     **{ord(part): f" {part}" for part in _PARTS},
 }
-# letters that NFKD takes for no accented ones
-_LETTERS = {"æ": "ae", "œ": "oe", "ø": "o", "ß": "ss", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"}
-_TIDY_ENGLISH = {
-    **_TIDY,
-    **dict.fromkeys(map(ord, _JOINERS)),
-    **{ord(case): plain for letter, plain in _LETTERS.items() for case in {letter, letter.upper()} if len(case) == 1},
-}
+_TIDY_ENGLISH = {**_TIDY, **dict.fromkeys(map(ord, _JOINERS))}
+# what NFKD does not take apart
+_LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ß": "ss", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"})
 _CURRENCIES = {"$": ("dollar", "cent", "cents"), "£": ("pound", "penny", "pence"), "€": ("euro", "cent", "cents")}
 _NUMBER = re.compile(
     r"(?P<currency>[$£€])?\s?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)"
@@ -55,7 +51,8 @@ def english(text: str) -> str:
     for symbol, word in _SYMBOLS.items():
         text = text.replace(symbol, word)
     if not text.isascii():
-        text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+        text = unicodedata.normalize("NFKD", text.translate(_LETTERS))
+        text = "".join(c for c in text if not unicodedata.combining(c))
     text = re.sub(r"[^a-z']+", " ", text)
     text = re.sub(r"(?<![a-z])'+|'+(?![a-z])", "", text)  # quotation marks; only apostrophes inside a word stay
     return " ".join(text.split())
