@@ -67,8 +67,9 @@ def printable(path: str | os.PathLike) -> str:
 
 
 def read_audio(source: Source, name: str | None = None, start: float = 0.0, end: float = math.inf) -> np.ndarray:
-    """Samples `(N,)`, float32 in [-1, 1], mono, 16 kHz, of a path, `-` (standard input), bytes or a binary file: those
-    from `start` to `end` seconds that there are. Of the rest as little is decoded as the format allows.
+    """Samples `(N,)`, float32 in [-1, 1] (a file's own floats as they are), mono, 16 kHz, of a path, `-` (standard
+    input), bytes or a binary file: those from `start` to `end` seconds that there are. Of the rest as little is decoded
+    as the format allows.
 
     `name` is what errors call the source. Raises AudioError for what is missing, empty or no sound.
     """
@@ -191,7 +192,8 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
 
     def by_ffmpeg(reason: str) -> Iterator[np.ndarray]:
         file.seek(0)
-        return _between(_decode_with_av(file, name, reason), begin * SAMPLE_RATE, sys.maxsize)
+        blocks = (_finite(block, name) for block in _decode_with_av(file, name, reason))
+        return _between(blocks, begin * SAMPLE_RATE, sys.maxsize)
 
     try:
         sound = soundfile.SoundFile(file)
@@ -312,13 +314,18 @@ def _soundfile_blocks(sound, most: int, promised: int, name: str, error_type: ty
             if missing > _TOLERANCE:
                 raise AudioError(f"{name}: cut off, the last {missing:.1f} s are missing")
             return
-        block = np.nan_to_num(block, nan=0.0, posinf=1.0, neginf=-1.0)
-        peak = np.abs(block).max()
-        if peak > LOUDEST:
-            raise AudioError(f"{name}: damaged after {place / sound.samplerate:.1f} s (a sample of {peak:g})")
-        yield block
+        yield _finite(block, name)
         most -= len(block)
         place += len(block)
+
+
+def _finite(block: np.ndarray, name: str) -> np.ndarray:
+    """What is no number becomes silence or full scale. Raises AudioError for a sample that cannot be one."""
+    block = np.nan_to_num(block, nan=0.0, posinf=1.0, neginf=-1.0)
+    peak = np.abs(block).max(initial=0.0)
+    if peak > LOUDEST:
+        raise AudioError(f"{name}: damaged (a sample of {peak:g})")
+    return block
 
 
 def _decode_with_av(file: BinaryIO, name: str, reason: str) -> Iterator[np.ndarray]:

@@ -35,8 +35,8 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
         names = Counter(cut.id for cuts in corpora for cut in cuts)
         twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
-            names = ", ".join(map(str, path))
-            raise ValueError(f"two utterances of {names} are called {twice}: an `id` in a manifest tells them apart")
+            paths = ", ".join(map(str, path))
+            raise ValueError(f"two utterances of {paths} are called {twice}: an `id` in a manifest tells them apart")
         return CutSet.from_cuts(cut for cuts in corpora for cut in cuts).to_eager()
     if is_shards(path):
         return _single(read_shards(path), path, transcribed)

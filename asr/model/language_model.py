@@ -25,6 +25,7 @@ class LanguageModel(TokenStack):
     """Tokens to log-posteriors of the next token. Of the configuration it has the decoder's depth."""
 
     def __init__(self, config: ModelConfig):
+        # its layers ask for the encoder's positions
         super().__init__(replace(config, positions=config.positions_of_decoder), TransformerEncoderLayer)
 
     def forward(self, Y_in: Tensor) -> Tensor:

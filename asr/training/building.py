@@ -82,6 +82,7 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
             raise ValueError(f"{option}={getattr(config, option)}: {has}")
     transformer = Transformer(shape)
     transformer.load_state_dict(weights, strict=False)
+    # before there are copies of them, which are trained
     frozen = (transformer.encoder.subsampling, *transformer.encoder.layers[: config.freeze_layers])
     deepen(transformer, config.add_layers)
     model = SpeechModel(origin.front_end.config, transformer, tokenizer, config.data.normalizer_name)

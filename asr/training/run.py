@@ -60,7 +60,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     if config.loss.consistency and not model.transformer.ctc:
         raise ValueError("loss.consistency is of CTC, and this model has no CTC head")
     check_options(model.transformer, config.validation)
-    _check_trained(config, model, begun=writes is not None and origin is not None)
+    _check_trained(config, model, begun=isinstance(origin, SpeechModel) and tokenizer == origin.tokenizer)
     data.fit_to(model)
     if not last:
         save_tokenizer(tokenizer, out)
@@ -93,13 +93,15 @@ def train(config: TrainConfig) -> tuple[Path, float]:
 
 def _check_trained(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
     """Raises ValueError where a part that decodes learns nothing, and did not before (`begun`)."""
-    weight, ways = config.loss.ctc_weight, config.validation
+    weight = config.loss.ctc_weight
     if not model.transformer.ctc or begun:
         return
-    if not weight:
+    if weight == 0:
         raise ValueError("loss.ctc_weight=0 trains no CTC head: model.ctc=false validation.ctc_weight=0 leave it out")
-    if weight == 1 and ways.strategy != "ctc":
-        raise ValueError("loss.ctc_weight=1 trains no decoder: validation.strategy=ctc does without it")
+    if weight == 1 and config.validation.strategy != "ctc":
+        raise ValueError(
+            "loss.ctc_weight=1 trains no decoder: validation.strategy=ctc does without it, and later --strategy ctc"
+        )
 
 
 def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callback]:

@@ -299,6 +299,9 @@ def test_what_decodes_is_trained(corpus, trained, tmp_path):
     for weight, part in ((0, "CTC head"), (1, "decoder")):
         with pytest.raises(ValueError, match=f"trains no {part}"):
             train(options(corpus, tmp_path / part, f"loss.ctc_weight={weight}"))
+    begun = [f"init_from={trained[0]}", "new_tokenizer=true", "tokenizer.kind=bpe", "tokenizer.vocab_size=24"]
+    with pytest.raises(ValueError, match="trains no CTC head"):
+        train(options(corpus, tmp_path / "anew", "loss.ctc_weight=0", *begun))
     train(options(corpus, tmp_path / "ctc", "loss.ctc_weight=1", "validation.strategy=ctc", "epochs=1"))
     train(options(corpus, tmp_path / "further", "loss.ctc_weight=0", f"init_from={trained[0]}", "epochs=1"))
 
