@@ -37,6 +37,7 @@ FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
 SOON = 15.0  # seconds of sound that are read before the first are decoded; then twice as many each time
 KERNELS = 64  # kept on a CPU: hardly a batch has the shape of another
+ENCODED = 60.0  # seconds of sound that the encoder of a CPU gets at once: what a layer gives stays in the cache
 BATCHES_AHEAD = 8  # at most as many batches of pieces are read before they are sorted by length and decoded
 
 
@@ -255,7 +256,7 @@ class Recognizer:
         """Hypotheses, best first, of each of a batch of samples `(N,)`, matrices `(T, d)` or token ids `(T,)`.
 
         Where all is silent, or CTC (if it has a weight) hears nothing in noise, the hypothesis is empty."""
-        memory, memory_lens = self.model.transformer.encoder(*self.features(inputs))
+        memory, memory_lens = self.encode(inputs)
         found = self.search(memory, memory_lens)
         if self.word_times:
             log_probs = self.model.transformer.ctc_log_probs(memory)
@@ -272,7 +273,7 @@ class Recognizer:
         Raises ValueError for a model without CTC, or one that reads text."""
         if not self.model.transformer.ctc or self.takes == "text":
             raise ValueError("words are found in time by CTC, and this model has none or reads text")
-        memory, memory_lens = self.model.transformer.encoder(*self.features(inputs))
+        memory, memory_lens = self.encode(inputs)
         tokens = [self.model.tokenizer.encode(text) for text in transcripts]
         spans = ctc_alignments(self.model.transformer.ctc_log_probs(memory), memory_lens, tokens)
         found = []
@@ -282,6 +283,16 @@ class Recognizer:
                 words = [replace(word, text=said) for word, said in zip(words, text.split(), strict=True)]
             found.append(words)
         return found
+
+    @torch.inference_mode()
+    def encode(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
+        """The encoder's memory `(B, M, D)` of a batch and its lengths `(B,)`: 0 where all is silent."""
+        seconds = max(map(len, inputs)) / self.rate
+        size = len(inputs) if self.model.device.type != "cpu" else max(1, int(ENCODED / max(seconds, 1 / self.rate)))
+        parts = [inputs[i : i + size] for i in range(0, len(inputs), size)]
+        memories, lens = zip(*(self.model.transformer.encoder(*self.features(part)) for part in parts), strict=True)
+        rows = [row for memory in memories for row in memory]
+        return pad_sequence(rows, batch_first=True), torch.cat(lens)
 
     @torch.inference_mode()
     def features(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:

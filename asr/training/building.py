@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from asr.model.config import ModelConfig
@@ -16,6 +15,7 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer
 from asr.training.config import TokenizerConfig, TrainConfig
+from asr.training.vocabulary import exchange_tokens
 
 CONFIG_OF_THE_VOCABULARY = ("prompt", "eos", "suppressed", "suppressed_first", "first_timestamp", "ctc")
 CONFIG_OF_THE_DECODER = (
@@ -59,9 +59,10 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
     """The model `origin`, writing with `tokenizer`, with the dropout of `config`, more layers between its encoder's
     (`asr.model.deepening`) and its lowest layers frozen.
 
-    With another tokenizer than the model's own, what depends on the vocabulary begins anew, with a CTC head if `config`
-    has one. With an encoder everything else begins anew, as `config` has it. Either can be given a window for the
-    encoder's attention. Raises ValueError where there are fewer layers than are to be frozen or added."""
+    With another tokenizer than the model's own, what depends on the vocabulary begins as what the model's own tokens
+    make of it (`asr.training.vocabulary`), with a CTC head if `config` has one. With an encoder everything else begins
+    anew, as `config` has it. Either can be given a window for the encoder's attention. Raises ValueError where there
+    are fewer layers than are to be frozen or added."""
     if isinstance(origin, EncoderModel):
         shape, anew = origin.encoder.config, (*CONFIG_OF_THE_VOCABULARY, *CONFIG_OF_THE_DECODER)
         if shape.positions == "learned":  # in a table whose length is the encoder's
@@ -82,6 +83,13 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
             raise ValueError(f"{option}={getattr(config, option)}: {has}")
     transformer = Transformer(shape)
     transformer.load_state_dict(weights, strict=False)
+    if isinstance(origin, SpeechModel) and anew:
+        exchange_tokens(
+            {name: rows for name, rows in transformer.state_dict().items() if name.startswith(OF_THE_VOCABULARY)},
+            origin.transformer.state_dict(),
+            tokenizer,
+            origin.tokenizer,
+        )
     # before there are copies of them, which are trained
     frozen = (transformer.encoder.subsampling, *transformer.encoder.layers[: config.freeze_layers])
     deepen(transformer, config.add_layers)
@@ -95,19 +103,13 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
 
 def adapt_language_model(origin: TextModel, config: ModelConfig, tokenizer: Tokenizer) -> LanguageModel:
     """The language model `origin` over the tokens of `tokenizer`, with the dropout of `config` and what it says of
-    `tokenizer`. What both tokenizers write begins as it is in `origin`, every other token anew."""
+    `tokenizer`. Every token begins as what those of `origin` make of it (`asr.training.vocabulary`)."""
     of_this_training = {name: getattr(config, name) for name in ("dropout", "vocab_size", *CONFIG_OF_THE_VOCABULARY)}
     model = LanguageModel(replace(origin.transformer.config, **of_this_training))
-    ids = {origin.tokenizer.piece(i): i for i in range(len(origin.tokenizer))}
-    pairs = [(i, ids[piece]) for i in range(len(tokenizer)) if (piece := tokenizer.piece(i)) in ids]
-    ours, theirs = torch.tensor(pairs, dtype=torch.long).view(-1, 2).T
     weights, known = model.state_dict(), origin.transformer.state_dict()
-    for name in weights:
-        if name.startswith(OF_THE_TOKENS):
-            weights[name][ours] = known[name][theirs]
-        else:
-            weights[name] = known[name]
-    model.load_state_dict(weights)
+    of_the_tokens = {name: rows for name, rows in weights.items() if name.startswith(OF_THE_TOKENS)}
+    model.load_state_dict({name: known[name] for name in weights if name not in of_the_tokens}, strict=False)
+    exchange_tokens(of_the_tokens, known, tokenizer, origin.tokenizer)
     return model
 
 

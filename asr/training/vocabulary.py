@@ -1,0 +1,48 @@
+"""A model's tokens exchanged for others: each begins as the mean of those that wrote it before (fast vocabulary
+transfer, Gee et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from asr.text.tokenizer import SPECIALS, Tokenizer
+
+
+def exchange_tokens(
+    weights: Mapping[str, Tensor], known: Mapping[str, Tensor], tokenizer: Tokenizer, origin: Tokenizer
+) -> None:
+    """Sets the rows of `weights`, each `(V, ...)` for the tokens of `tokenizer`, from those of the same name in
+    `known`, `(V', ...)` for the tokens of `origin`, in place. What `origin` cannot write stays as it is, and what
+    `known` lacks."""
+    parts = _written_by(origin, tokenizer)
+    ours = [token for token, part in enumerate(parts) if part]
+    lengths = torch.tensor([0, *(len(parts[token]) for token in ours)])
+    ids, starts = torch.tensor([i for part in parts for i in part]), lengths.cumsum(0)[:-1]
+    for name, rows in weights.items():
+        if name in known:
+            means = F.embedding_bag(ids, known[name].flatten(1) if rows.ndim > 1 else known[name][:, None], starts)
+            rows[ours] = means.view(len(ours), *rows.shape[1:])
+
+
+def _written_by(origin: Tokenizer, tokenizer: Tokenizer) -> list[list[int]]:
+    """For each token of `tokenizer` those of `origin` that write it, always the longest that fits; none where there are
+    no such."""
+    ids = {origin.piece(i): i for i in range(len(origin))}
+    longest = max(map(len, ids))
+    parts = []
+    for token in range(len(tokenizer)):
+        piece, found = tokenizer.piece(token), []
+        whole = len(piece) if token < len(SPECIALS) else 1  # a special symbol's name is not what it writes
+        while piece:
+            fitting = (n for n in range(min(len(piece), longest), whole - 1, -1) if piece[:n] in ids)
+            if not (length := next(fitting, 0)):
+                found = []
+                break
+            found.append(ids[piece[:length]])
+            piece = piece[length:]
+        parts.append(found)
+    return parts
