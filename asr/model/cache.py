@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from asr.model.config import ModelConfig
 from asr.model.masks import additive_mask
 
-GROWTH = 64  # positions by which a cache grows
+GROWTH = 16  # positions by which a cache grows
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class AttentionCache:
         """No positions yet, in the type and on the device of `like`."""
         B, H, capacity = batch, config.num_heads, GROWTH * width
         past = [
-            (like.new_zeros(B, H, capacity, config.key_dim), like.new_zeros(B, H, capacity, config.value_dim))
+            (like.new_empty(B, H, capacity, config.key_dim), like.new_empty(B, H, capacity, config.value_dim))
             for _ in range(layers)
         ]
         return cls(past, torch.zeros(B, width, capacity, dtype=torch.bool, device=like.device), 0, 0)
