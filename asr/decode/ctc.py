@@ -64,7 +64,8 @@ class PrefixState:
 
 
 class CTCPrefixScorer:
-    """Log-probability, by CTC, that the transcript starts with a prefix. Double precision throughout.
+    """Log-probability, by CTC, that the transcript starts with a prefix. Forward variables are in double precision, the
+    sums over frames that follow from them in single: a continuation e^-80 times as likely as its prefix is impossible.
 
     Exact where the window is 0 or as wide as the memory. A narrower one follows the hypotheses in time: labels are
     expected within it alone, what comes after it is taken for blanks where a prefix ends."""
@@ -75,7 +76,7 @@ class CTCPrefixScorer:
         self.window = min(window, M) or M
         log_probs = ctc_log_probs.double()
         inside = torch.arange(M, device=lens.device) < lens[:, None]
-        self.probs = log_probs.exp() * inside[:, :, None]
+        self.probs = ctc_log_probs.float().exp() * inside[:, :, None]
         # cumulative log-probabilities of each label, from 0 before the first frame: (B, M + 1, V)
         self.cumulative = torch.nn.functional.pad(log_probs.cumsum(dim=1), (0, 0, 1, 0))
         self.lens = lens
@@ -164,4 +165,4 @@ class CTCPrefixScorer:
     def _log(log_weights: Tensor, linear) -> Tensor:
         """log of a function that is linear in exp(log_weights), scaled so that nothing underflows."""
         top = log_weights.amax(dim=2, keepdim=True)
-        return (linear((log_weights - top).exp()).log() + top).clamp(min=NEVER)
+        return (linear((log_weights - top).float().exp()).log() + top).clamp(min=NEVER)
