@@ -28,7 +28,7 @@ from asr.model.transformer import Transformer
 
 # steps between two looks at who is done, and between two at what no hypothesis goes back to; on a GPU each is a sync
 LOOKS = {"cpu": (2, 4), "cuda": (8, 8)}
-MOST_TO_COME = 5.0  # nats of bonus that the rest of a hypothesis may bring beyond its log-probabilities
+CATCHING_UP = 10  # tokens whose bonus may bring a hypothesis back: more of them would cost more than they bring
 LEAVING = 5  # those who are done leave when they are so many-th of the batch: moving the others takes as long as a step
 
 
@@ -236,7 +236,7 @@ class BeamSearch:
         """Which utterances `(B,)` cannot change their n-best any more: log-probabilities only fall. (Less the internal
         language model's they may rise; no transcript of 225 changed for it, docs/decoding.md.)"""
         best = self.running.scores[:, 0, -1]
-        to_come = ((self.limit - step).clamp(min=0) * max(self.options.length_bonus, 0.0)).clamp(max=MOST_TO_COME)
+        to_come = (self.limit - step).clamp(0, CATCHING_UP) * max(self.options.length_bonus, 0.0)
         return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= NEVER)
 
     def _keep(self, utterances: Tensor) -> None:

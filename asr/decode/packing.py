@@ -11,6 +11,9 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 
+from asr.model.attention import MultiHeadAttention
+from asr.model.layers import TransformerDecoderLayer
+
 ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "swish"}  # as oneDNN calls them
 
 
@@ -34,6 +37,22 @@ class PackedLinear(Packed):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "none")
+
+
+class PackedTogether(PackedLinear):
+    """Several `nn.Linear` of the same input in one product."""
+
+    def __init__(self, linears: list[nn.Linear]):
+        together = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears))
+        together.weight.data = torch.cat([linear.weight for linear in linears])
+        together.bias.data = torch.cat(
+            [linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias for linear in linears]
+        )
+        super().__init__(together)
+        self.widths = [linear.out_features for linear in linears]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return super().forward(x).split(self.widths, dim=-1)
 
 
 class PackedConv2d(Packed):
@@ -60,6 +79,11 @@ def can_pack(device: torch.device) -> bool:
 
 def pack(model: nn.Module) -> nn.Module:
     """The bfloat16 model with its layers packed, in place: for inference alone, and no longer to be saved."""
+    across = [layer.cross_attention for layer in model.modules() if isinstance(layer, TransformerDecoderLayer)]
+    for attention in list(model.modules()):
+        if isinstance(attention, MultiHeadAttention) and attention not in across:
+            attention.joint = PackedTogether([attention.query, attention.key, attention.value])
+            del attention.query, attention.key, attention.value
     for parent in list(model.modules()):
         names = [name for name, _ in parent.named_children()]
         for name, following in zip_longest(names, names[1:]):

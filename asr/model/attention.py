@@ -31,6 +31,7 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias and config.key_bias)
         self.value = nn.Linear(D, H * config.value_dim, bias=config.attention_bias)
         self.output = nn.Linear(H * config.value_dim, D, bias=config.attention_bias)
+        self.joint: nn.Module | None = None  # gives what the first three give, in one product (asr.decode.packing)
         self.dropout = Dropout(config.dropout)
         widths = (config.key_dim, config.key_dim, config.value_dim, config.value_dim)
         for linear, width in zip((self.query, self.key, self.value, self.output), widths, strict=True):
@@ -51,6 +52,8 @@ class MultiHeadAttention(nn.Module):
         """`query (B, L_q, D)` attends to `key_value (B, L_k, D)` -> `(B, L_q, D)`; `mask` as in `attention_weights`.
 
         Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
+        if query is key_value:
+            return self._weigh(*self._project_all(query), mask, weights)
         return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
 
     def step(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Tensor, position: int) -> Tensor:
@@ -60,10 +63,11 @@ class MultiHeadAttention(nn.Module):
         keys and values are written into the last W of them."""
         W, end = x.shape[1], mask.shape[3]
         positions = torch.full((W,), position, device=x.device) if self.rotary else None
-        for cache, new in zip(past, self.project(x, positions), strict=True):
+        Q, *newest = self._project_all(x, positions)
+        for cache, new in zip(past, newest, strict=True):
             cache[:, :, end - W : end] = new
         K, V = (cache[:, :, :end] for cache in past)
-        return self.attend(x, K, V, mask, positions)
+        return self._weigh(Q, K, V, mask)
 
     def project(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Keys `(B, H, L, d_k)` and values `(B, H, L, d_v)` of `x (B, L, D)`; `positions (L,)` as in `rotate`."""
@@ -71,21 +75,27 @@ class MultiHeadAttention(nn.Module):
         return (rotate(K, positions) if self.rotary else K), V
 
     def attend(
-        self,
-        query: Tensor,
-        K: Tensor,
-        V: Tensor,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        weights: list[Tensor] | None = None,
+        self, query: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None, weights: list[Tensor] | None = None
     ) -> Tensor:
-        """`query (B, L_q, D)` over projected keys and values -> `(B, L_q, D)`; `positions (L_q,)` as in `rotate`."""
+        """`query (B, L_q, D)` over projected keys and values -> `(B, L_q, D)`."""
+        return self._weigh(self._split(self.query(query)), K, V, mask, weights)
+
+    def _project_all(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of self-attention, as `project`'s."""
+        if self.joint is None:
+            Q, (K, V) = self._split(self.query(x)), self.project(x, positions)
+        else:
+            Q, K, V = map(self._split, self.joint(x))
+            K = rotate(K, positions) if self.rotary else K
+        return (rotate(Q, positions) if self.rotary else Q), K, V
+
+    def _weigh(
+        self, Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None, weights: list[Tensor] | None = None
+    ) -> Tensor:
+        """The output layer over the values that queries find by their keys, all of them `(B, H, L, d)`."""
         if K.shape[2] == 1 and weights is None and mask is not None and mask.is_floating_point():
             # one key has all the weight
-            return self.output(V.transpose(1, 2).flatten(2)).expand_as(query)
-        Q = self._split(self.query(query))
-        if self.rotary:
-            Q = rotate(Q, positions)
+            return self.output(V.transpose(1, 2).flatten(2)).expand(-1, Q.shape[2], -1)
         if weights is not None:
             if self.window:
                 outside = window_mask(K.shape[2], *self.window, K.device)

@@ -36,10 +36,21 @@ def test_a_convolution_is_packed_with_its_activation():
 @pytest.mark.parametrize("encoder", ["transformer", "conformer"])
 @torch.inference_mode()
 def test_a_whole_model_has_no_layer_left_to_lay_out(encoder):
-    config = ModelConfig(encoder=encoder, d_model=32, ffn_dim=64, encoder_layers=1, decoder_layers=1)
-    packed = pack(Transformer(config).eval().bfloat16())
+    config = ModelConfig(encoder=encoder, d_model=32, ffn_dim=64, encoder_layers=1, decoder_layers=1, key_bias=False)
+    plain = Transformer(config).eval().bfloat16()
+    packed = pack(copy.deepcopy(plain))
     assert not any(type(layer) in (nn.Linear, nn.Conv2d) for layer in packed.modules())
     assert packed.decoder.embedding.weight.shape == (32, 32)
+    inputs = torch.randn(2, 60, 80), torch.tensor([60, 40])
+    memory, lens = plain.encoder(*inputs)
+    torch.testing.assert_close(packed.encoder(*inputs)[0], memory, atol=0.1, rtol=0.05)
+    tokens = torch.tensor([[4, 5, 6], [7, 8, 9]])
+    log_probs = plain.decoder(tokens, memory, lens)
+    torch.testing.assert_close(packed.decoder(tokens, memory, lens), log_probs, atol=0.1, rtol=0.05)
+    state, step = packed.decoder.start(memory, lens, 1), None
+    for token in tokens.T:
+        step, state = packed.decoder.step(token[:, None], state)
+    torch.testing.assert_close(step[:, 0], log_probs[:, -1], atol=0.1, rtol=0.05)
 
 
 def test_a_packed_model_is_neither_saved_nor_taken_for_another_precision(tiny_model, tmp_path):

@@ -49,6 +49,16 @@ def test_transcripts_come_in_order_and_do_not_depend_on_the_batch(recognizer):
         assert transcript.segments[0].score == pytest.approx(alone.segments[0].score, abs=1e-4)
 
 
+def test_the_memory_does_not_depend_on_how_much_is_encoded_at_once(recognizer, monkeypatch):
+    inputs = [(torch.randn(size) * 0.1).numpy() for size in (20_000, 16_000, 15_000, 3_000, 100)]
+    memory, lens = recognizer.encode(inputs)
+    monkeypatch.setattr("asr.decode.recognizer.ENCODED", 2.5)
+    in_parts, lens_in_parts = recognizer.encode(inputs)
+    assert torch.equal(lens_in_parts, lens)
+    for ours, theirs, size in zip(in_parts, memory, lens, strict=True):
+        torch.testing.assert_close(ours[:size], theirs[:size], atol=1e-2, rtol=1e-2)
+
+
 def test_one_recognizer_serves_several_threads(recognizer):
     sounds = [noise(seconds, seed) for seed, seconds in enumerate((1.0, 2.0, 25.0, 3.0))]
     alone = [recognizer.transcribe(sound) for sound in sounds]

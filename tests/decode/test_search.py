@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from asr.decode.beam import BeamSearch
 from asr.decode.options import STRATEGIES, DecodeOptions
 from asr.decode.search import search, search_memory
 from asr.model.bigram import Bigram
@@ -170,6 +171,21 @@ def test_when_those_who_are_done_leave_the_batch_makes_no_difference(transformer
         for ours, theirs in zip(search(transformer, X, X_LENS, options, language_model), expected, strict=True):
             assert [h.tokens for h in ours] == [h.tokens for h in theirs]
             assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
+
+
+def test_what_its_bonus_would_not_bring_back_is_not_waited_for(transformer, monkeypatch):
+    made, advance = [], BeamSearch.advance
+    monkeypatch.setattr(BeamSearch, "advance", lambda self, step: (made.append(step), advance(self, step)))
+    with torch.no_grad():
+        transformer.decoder.output.bias[EOS] = 3.0
+    memory, lens = torch.randn(1, 200, 32), torch.tensor([200])
+    found, steps = [], []
+    for catching_up in (10, 200):
+        monkeypatch.setattr("asr.decode.beam.CATCHING_UP", catching_up)
+        found.append(search_memory(transformer, memory, lens, DecodeOptions(ctc_weight=0.0, length_bonus=0.5)))
+        steps.append(len(made) - sum(steps))
+    assert found[0] == found[1]
+    assert steps[0] < steps[1] / 2
 
 
 def test_greedy_is_a_beam_of_one(transformer):
