@@ -176,7 +176,8 @@ class TrainConfig(RunConfig):
     # a language model's folder (asr.train_lm) of the decoder's shape: its tokenizer and its weights, attention to the
     # encoder begins anew
     init_decoder_from: str = ""
-    new_tokenizer: bool = False  # with init_from: train one on the data; what depends on the vocabulary begins anew
+    # with init_from: train one on the data; each of its tokens begins as the mean of those that wrote it before
+    new_tokenizer: bool = False
     origin_share: float = 0.0  # with init_from: its weights' share in the model that is exported
     freeze_layers: int = 0  # with init_from: encoder layers that stay as they are, and the subsampler below them
     add_layers: int = 0  # with init_from: encoder layers put between those that are there; at first they change nothing
@@ -262,8 +263,8 @@ class LMTrainConfig:
 
     data: TextConfig
     tokenizer: str = "???"  # model folder of the recogniser: its tokenizer and normaliser are the language model's
-    # a language model's folder to go on from, with its shape; of `model` dropout alone counts. Of another tokenizer, it
-    # keeps the embeddings of the pieces that both have
+    # a language model's folder to go on from, with its shape; of `model` dropout alone counts. Where it has another
+    # tokenizer, each token begins as the mean of those that wrote it there
     init_from: str = ""
     model: ModelConfig = field(default_factory=_language_model)  # of it the decoder's depth; vocab_size follows
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=2e-3, warmup=300, clip=1.0))

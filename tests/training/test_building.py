@@ -64,12 +64,16 @@ def test_the_lowest_layers_that_were_there_are_frozen_and_none_that_is_added(cor
     assert len(layers) == 4 and trainable == [False, True, False, True] and frozen == [True, False, True, False]
 
 
-def test_with_a_new_tokenizer_what_depends_on_the_vocabulary_begins_anew(corpus, trained, tmp_path):
+def test_with_a_new_tokenizer_what_depends_on_the_vocabulary_begins_as_what_wrote_it_before(corpus, trained, tmp_path):
     config = options(corpus, tmp_path, f"init_from={trained[0]}", "new_tokenizer=true")
     origin = SpeechModel.load(trained[0])
-    tokenizer = build_tokenizer(TokenizerConfig("bpe", 24), TEXTS)
+    tokenizer = build_tokenizer(TokenizerConfig("bpe", 20), ["low low mid high"] * 9)
     model = adapt_model(origin, config, tokenizer)
     assert model.transformer.ctc.out_features == len(tokenizer) != len(origin.tokenizer)
+    token = next(i for i in range(len(tokenizer)) if tokenizer.piece(i) == "\u2581low")
+    for name in ("ctc.weight", "ctc.bias", "decoder.embedding.weight", "decoder.output.bias"):
+        old, new = (m.transformer.state_dict()[name] for m in (origin, model))
+        torch.testing.assert_close(new[token], old[origin.tokenizer.encode(" low")].mean(dim=0))
     assert torch.equal(model.front_end.mean, origin.front_end.mean)
     for part in ("encoder", "decoder.layers"):
         old, new = (m.transformer.get_submodule(part).state_dict() for m in (origin, model))

@@ -73,7 +73,7 @@ def test_it_goes_on_from_another(trained, tmp_path):
     assert (model.config.d_model, model.config.dropout) == (32, 0.5)
 
 
-def test_with_other_tokens_it_keeps_what_both_write(trained, tiny_config):
+def test_with_other_tokens_it_begins_as_what_wrote_them(trained, tiny_config):
     _, folder, _ = trained
     origin = TextModel.load(folder)
     tokenizer = CharTokenizer("db~ ")
