@@ -233,8 +233,9 @@ class BeamSearch:
         self.ended = Ended(tokens.gather(1, rows), scores.gather(1, rows), lens.gather(1, index), best)
 
     def _done(self, step: int) -> Tensor:
-        """Which utterances `(B,)` cannot change their n-best any more: log-probabilities only fall. (Less the internal
-        language model's they may rise; no transcript of 225 changed for it, docs/decoding.md.)"""
+        """Which utterances `(B,)` do not change their n-best any more: log-probabilities only fall. (Less the internal
+        language model's they may rise, and a bonus may go on for long; no transcript of 225, and none of 150, changed
+        for these, docs/decoding.md.)"""
         best = self.running.scores[:, 0, -1]
         to_come = (self.limit - step).clamp(0, CATCHING_UP) * max(self.options.length_bonus, 0.0)
         return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= NEVER)

@@ -242,14 +242,17 @@ class Recognizer:
     def _decode(self, pieces: list[tuple[_Job, Piece]], progress: Callable[[float], None] | None) -> None:
         pieces = sorted(pieces, key=lambda item: -len(item[1].samples))
         while pieces:
-            longest = max(len(pieces[0][1].samples) / self.rate, self.window, 1 / self.rate)
-            size = max(1, int(self.batch_seconds / longest))
+            size = self._fitting(self.batch_seconds, len(pieces[0][1].samples))
             batch, pieces = pieces[:size], pieces[size:]
             for (job, piece), found in zip(batch, self.recognize([p.samples for _, p in batch]), strict=True):
                 job.segments += self._segments(piece, found)
             if progress:
                 progress(sum(len(piece.samples) for _, piece in batch) / self.rate)
         return_freed_blocks()
+
+    def _fitting(self, seconds: float, longest: int) -> int:
+        """How many inputs, of which the longest has so many steps, are so many seconds: one at least."""
+        return max(1, int(seconds / max(longest / self.rate, self.window, 1 / self.rate)))
 
     @torch.inference_mode()
     def recognize(self, inputs: list[np.ndarray]) -> list[list[Hypothesis]]:
@@ -287,8 +290,8 @@ class Recognizer:
     @torch.inference_mode()
     def encode(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
         """The encoder's memory `(B, M, D)` of a batch and its lengths `(B,)`: 0 where all is silent."""
-        seconds = max(map(len, inputs)) / self.rate
-        size = len(inputs) if self.model.device.type != "cpu" else max(1, int(ENCODED / max(seconds, 1 / self.rate)))
+        on_cpu = self.model.device.type == "cpu"
+        size = self._fitting(ENCODED, max(map(len, inputs))) if on_cpu else len(inputs)
         parts = [inputs[i : i + size] for i in range(0, len(inputs), size)]
         memories, lens = zip(*(self.model.transformer.encoder(*self.features(part)) for part in parts), strict=True)
         rows = [row for memory in memories for row in memory]

@@ -20,8 +20,8 @@ def exchange_tokens(
     `known` lacks."""
     parts = _written_by(origin, tokenizer)
     ours = [token for token, part in enumerate(parts) if part]
-    lengths = torch.tensor([0, *(len(parts[token]) for token in ours)])
-    ids, starts = torch.tensor([i for part in parts for i in part]), lengths.cumsum(0)[:-1]
+    ids = torch.tensor([i for part in parts for i in part], dtype=torch.long)
+    starts = torch.tensor([0, *(len(parts[token]) for token in ours)]).cumsum(0)[:-1]
     for name, rows in weights.items():
         if name in known:
             means = F.embedding_bag(ids, known[name].flatten(1) if rows.ndim > 1 else known[name][:, None], starts)

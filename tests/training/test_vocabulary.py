@@ -59,5 +59,6 @@ def test_the_name_of_a_special_symbol_is_not_what_it_writes(subwords):
             return super().piece(token).strip("<>")  # has no symbol of that name
 
     origin = Other(["<", "s", "o", ">"])
-    rows = exchanged(subwords, origin, embedding=torch.zeros(len(origin), 5))["embedding"]
-    assert rows[: len(SPECIALS)].eq(7).all()
+    known = torch.zeros(len(origin), 5)
+    assert exchanged(subwords, origin, embedding=known)["embedding"][: len(SPECIALS)].eq(7).all()
+    assert exchanged(CharTokenizer("xyz"), origin, embedding=known)["embedding"].eq(7).all()
