@@ -36,6 +36,7 @@ _NUMBER = re.compile(
     r"(?P<currency>[$£€])?\s?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)"
     r"(?(currency)(?P<scale>[\s-](?:thousand|million|billion|trillion)\b)?)(?P<suffix>(?:st|nd|rd|th)\b|'?s\b|\s?%)?"
 )
+_SIGN_AFTER = re.compile(r"(\d(?<![$£€\d.,].)(?<![$£€]\s.)[\d,]*(?:\.\d+)?)\s?([$£€])(?!\s?\.?\d)")  # 50€
 _FRACTION = re.compile(rf"(?P<whole>(?<=\d)\s{{1,2}})?(?P<part>[{''.join(_PARTS)}])")
 _INSIDE = f"'{_JOINERS}"
 _SYMBOLS = {"&": " and ", "%": " percent ", "+": " plus ", "=": " equals ", "@": " at "}
@@ -47,7 +48,7 @@ def english(text: str) -> str:
     text = text.replace("`", "'")
     if not text.isascii():
         text = unicodedata.normalize("NFKC", _FRACTION.sub(_spoken_fraction, text.translate(_TIDY_ENGLISH)))
-    text = _NUMBER.sub(_spoken_number, text.lower())
+    text = _NUMBER.sub(_spoken_number, _SIGN_AFTER.sub(r"\2\1", text.lower()))
     for symbol, word in _SYMBOLS.items():
         text = text.replace(symbol, word)
     if not text.isascii():

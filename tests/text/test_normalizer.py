@@ -11,6 +11,10 @@ from asr.text.normalizer import english, get_normalizer, neutral
         ("'quoted' words, the boys' dogs", "quoted words the boys dogs"),
         ("25%", "twenty five percent"),
         ("$3.50 and £1", "three dollars fifty cents and one pound"),
+        (
+            "50€, 3.50 € or 1,000$ and $20 €30",
+            "fifty euros three euros fifty cents or one thousand dollars and twenty dollars thirty euros",
+        ),
         ("£3.50, $1.01 and £2.01", "three pounds fifty pence one dollar one cent and two pounds one penny"),
         ("In 1999 and 2024", "in nineteen ninety nine and twenty twenty four"),
         ("the 21st, the 3rd", "the twenty first the third"),
