@@ -74,11 +74,10 @@ class CTCPrefixScorer:
         """`ctc_log_probs (B, M, V)`, `lens (B,)`; `window` in frames."""
         M = ctc_log_probs.shape[1]
         self.window = min(window, M) or M
-        log_probs = ctc_log_probs.double()
         inside = torch.arange(M, device=lens.device) < lens[:, None]
         self.probs = ctc_log_probs.float().exp() * inside[:, :, None]
         # cumulative log-probabilities of each label, from 0 before the first frame: (B, M + 1, V)
-        self.cumulative = torch.nn.functional.pad(log_probs.cumsum(dim=1), (0, 0, 1, 0))
+        self.cumulative = torch.nn.functional.pad(ctc_log_probs.double().cumsum(dim=1), (0, 0, 1, 0))
         self.lens = lens
 
     def start(self, width: int) -> PrefixState:
@@ -163,6 +162,6 @@ class CTCPrefixScorer:
 
     @staticmethod
     def _log(log_weights: Tensor, linear) -> Tensor:
-        """log of a function that is linear in exp(log_weights), scaled so that nothing underflows."""
+        """log of a function that is linear in exp(log_weights), which are scaled by the largest."""
         top = log_weights.amax(dim=2, keepdim=True)
         return (linear((log_weights - top).float().exp()).log() + top).clamp(min=NEVER)

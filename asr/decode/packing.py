@@ -27,12 +27,12 @@ class Packed(nn.Module):
 
 
 class PackedLinear(Packed):
-    """An `nn.Linear`, followed by an activation of oneDNN's."""
+    """A linear layer of `weight (out, in)` and `bias (out,)`, followed by an activation of oneDNN's."""
 
-    def __init__(self, linear: nn.Linear, activation: str = "none"):
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none"):
         super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self.bias = None if bias is None else bias.detach()
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,12 +43,8 @@ class PackedTogether(PackedLinear):
     """Several `nn.Linear` of the same input in one product."""
 
     def __init__(self, linears: list[nn.Linear]):
-        together = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears))
-        together.weight.data = torch.cat([linear.weight for linear in linears])
-        together.bias.data = torch.cat(
-            [linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias for linear in linears]
-        )
-        super().__init__(together)
+        biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
+        super().__init__(torch.cat([linear.weight for linear in linears]), torch.cat(biases))
         self.widths = [linear.out_features for linear in linears]
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -91,7 +87,7 @@ def pack(model: nn.Module) -> nn.Module:
             after = getattr(parent, following) if following and isinstance(parent, nn.Sequential) else None
             activation = ACTIVATIONS.get(type(after), "none")
             if type(layer) is nn.Linear:
-                setattr(parent, name, PackedLinear(layer, activation))
+                setattr(parent, name, PackedLinear(layer.weight, layer.bias, activation))
             elif type(layer) is nn.Conv2d and activation != "none":
                 setattr(parent, name, PackedConv2d(layer, activation))
             else:

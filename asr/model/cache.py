@@ -32,7 +32,7 @@ class AttentionCache:
     def empty(cls, config: ModelConfig, layers: int, batch: int, width: int, like: Tensor) -> AttentionCache:
         """No positions yet, in the type and on the device of `like`."""
         B, H, capacity = batch, config.num_heads, GROWTH * width
-        past = [
+        past = [  # a slot is written before it is read
             (like.new_empty(B, H, capacity, config.key_dim), like.new_empty(B, H, capacity, config.value_dim))
             for _ in range(layers)
         ]

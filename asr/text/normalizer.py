@@ -34,9 +34,9 @@ _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ß": "ss", "ł": "
 _CURRENCIES = {"$": ("dollar", "cent", "cents"), "£": ("pound", "penny", "pence"), "€": ("euro", "cent", "cents")}
 _NUMBER = re.compile(
     r"(?P<currency>[$£€])?\s?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)"
-    r"(?(currency)(?P<scale>[\s-](?:thousand|million|billion|trillion)\b)?)(?P<suffix>(?:st|nd|rd|th)\b|'?s\b|\s?%)?"
+    r"(?(currency)(?P<scale>[\s-](?:thousand|million|billion|trillion)\b)?)(?P<suffix>(?:st|nd|rd|th)\b|'?s\b|\s?%"
+    r"|\s?[$£€](?!\s?\.?\d))?"
 )
-_SIGN_AFTER = re.compile(r"(\d(?<![$£€\d.,].)(?<![$£€]\s.)[\d,]*(?:\.\d+)?)\s?([$£€])(?!\s?\.?\d)")  # 50€
 _FRACTION = re.compile(rf"(?P<whole>(?<=\d)\s{{1,2}})?(?P<part>[{''.join(_PARTS)}])")
 _INSIDE = f"'{_JOINERS}"
 _SYMBOLS = {"&": " and ", "%": " percent ", "+": " plus ", "=": " equals ", "@": " at "}
@@ -48,7 +48,7 @@ def english(text: str) -> str:
     text = text.replace("`", "'")
     if not text.isascii():
         text = unicodedata.normalize("NFKC", _FRACTION.sub(_spoken_fraction, text.translate(_TIDY_ENGLISH)))
-    text = _NUMBER.sub(_spoken_number, _SIGN_AFTER.sub(r"\2\1", text.lower()))
+    text = _NUMBER.sub(_spoken_number, text.lower())
     for symbol, word in _SYMBOLS.items():
         text = text.replace(symbol, word)
     if not text.isascii():
@@ -88,13 +88,14 @@ def _spoken_number(match: re.Match[str]) -> str:
 
     number, suffix = match["number"].replace(",", ""), (match["suffix"] or "").strip()
     number = f"0{number}" if number.startswith(".") else number
+    currency = match["currency"] or (suffix if suffix in _CURRENCIES else None)
     whole, point, part = number.partition(".")
     if len(whole) > 15 or (len(whole) > 1 and whole.startswith("0")):
         words = " ".join(num2words(int(d)) if d != "." else "point" for d in number)
     elif match["scale"]:
         words = f"{english(number)} {match['scale'][1:]} {_CURRENCIES[match['currency']][0]}s"
-    elif match["currency"]:
-        words = _money(number, *_CURRENCIES[match["currency"]])
+    elif currency:
+        words = _money(number, *_CURRENCIES[currency])
     elif point:
         words = " ".join([num2words(int(whole)), "point", *(num2words(int(digit)) for digit in part)])
     elif suffix in ("st", "nd", "rd", "th"):

@@ -24,25 +24,25 @@ def exchange_tokens(
     starts = torch.tensor([0, *(len(parts[token]) for token in ours)]).cumsum(0)[:-1]
     for name, rows in weights.items():
         if name in known:
-            means = F.embedding_bag(ids, known[name].flatten(1) if rows.ndim > 1 else known[name][:, None], starts)
+            means = F.embedding_bag(ids, known[name].reshape(len(known[name]), -1), starts)
             rows[ours] = means.view(len(ours), *rows.shape[1:])
 
 
 def _written_by(origin: Tokenizer, tokenizer: Tokenizer) -> list[list[int]]:
-    """For each token of `tokenizer` those of `origin` that write it, always the longest that fits; none where there are
-    no such."""
+    """For each token of `tokenizer` those of `origin` that write it; none where there are no such."""
     ids = {origin.piece(i): i for i in range(len(origin))}
-    longest = max(map(len, ids))
-    parts = []
-    for token in range(len(tokenizer)):
-        piece, found = tokenizer.piece(token), []
-        whole = len(piece) if token < len(SPECIALS) else 1  # a special symbol's name is not what it writes
-        while piece:
-            fitting = (n for n in range(min(len(piece), longest), whole - 1, -1) if piece[:n] in ids)
-            if not (length := next(fitting, 0)):
-                found = []
-                break
-            found.append(ids[piece[:length]])
-            piece = piece[length:]
-        parts.append(found)
-    return parts
+    pieces = [tokenizer.piece(i) for i in range(len(tokenizer))]
+    names, written = pieces[: len(SPECIALS)], pieces[len(SPECIALS) :]  # a special symbol's name is not what it writes
+    return [*([ids[name]] if name in ids else [] for name in names), *(_longest_first(piece, ids) for piece in written)]
+
+
+def _longest_first(piece: str, ids: Mapping[str, int]) -> list[int]:
+    """The ids of what `piece` is made of, always the longest that fits; none where nothing does."""
+    found = []
+    while piece:
+        length = next((n for n in range(len(piece), 0, -1) if piece[:n] in ids), 0)
+        if not length:
+            return []
+        found.append(ids[piece[:length]])
+        piece = piece[length:]
+    return found
