@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from asr.model.cache import Newest
 from asr.model.config import ModelConfig
 from asr.model.dot_product import attention_weights, scaled_dot_product_attention
 from asr.model.dropout import Dropout
@@ -56,18 +57,14 @@ class MultiHeadAttention(nn.Module):
             return self._weigh(*self._project_all(query), mask, weights)
         return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
 
-    def step(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Tensor, position: int) -> Tensor:
-        """Self-attention of the newest position alone: W hypotheses an utterance, `x (B, W, D)`, at `position`.
-
-        `mask (B, 1, W, slots)` tells which slots of `past (B, H, capacity, d)` a hypothesis does not see; the newest
-        keys and values are written into the last W of them."""
-        W, end = x.shape[1], mask.shape[3]
-        positions = torch.full((W,), position, device=x.device) if self.rotary else None
-        Q, *newest = self._project_all(x, positions)
-        for cache, new in zip(past, newest, strict=True):
-            cache[:, :, end - W : end] = new
-        K, V = (cache[:, :, :end] for cache in past)
-        return self._weigh(Q, K, V, mask)
+    def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: Newest) -> Tensor:
+        """Self-attention of the newest position alone: W hypotheses an utterance, `x (B, W, D)`, over the keys and
+        values of `past (B, H, capacity, d)`, into which theirs are written."""
+        positions = torch.full((x.shape[1],), newest.position, device=x.device) if self.rotary else None
+        Q, *written = self._project_all(x, positions)
+        for cache, new in zip(past, written, strict=True):
+            cache[:, :, newest.slots] = new
+        return self._weigh(Q, *past, newest.mask)
 
     def project(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Keys `(B, H, L, d_k)` and values `(B, H, L, d_v)` of `x (B, L, D)`; `positions (L,)` as in `rotate`."""

@@ -3,12 +3,15 @@
 A beam search reorders its hypotheses at every step. Moving their keys and values along costs more than the decoder's
 arithmetic; here they stay in their slots, and a mask tells which slots are a hypothesis' ancestors. The hypotheses of a
 beam soon share most of their past: every few steps the slots without descendants are dropped.
+
+Attention is to all slots, used or not: a cache grows by several positions at once, so that its keys and values lie
+together and their products have few shapes (on a CPU each new shape is a kernel to compile).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +19,15 @@ from torch import Tensor, nn
 from asr.model.config import ModelConfig
 from asr.model.masks import additive_mask
 
-GROWTH = 16  # positions by which a cache grows
+GROWTH = 8  # positions by which a cache grows
+
+
+class Newest(NamedTuple):
+    """The newest position of all hypotheses, to a layer that steps there."""
+
+    position: int
+    slots: slice  # where its keys and values go, one of each hypothesis
+    mask: Tensor  # (B, 1, W, capacity), additive: which slots each of them sees
 
 
 @dataclass(frozen=True)
@@ -24,7 +35,7 @@ class AttentionCache:
     """The past of B utterances with W hypotheses each. A step writes into it in place: go on from its result alone."""
 
     layers: list[tuple[Tensor, Tensor]]  # per layer: keys, values (B, H, capacity, d)
-    foreign: Tensor  # (B, W, capacity): True where a slot holds no ancestor of the hypothesis
+    foreign: Tensor  # (B, W, capacity): True where a slot holds no ancestor of the hypothesis, or nothing yet
     filled: int  # how many slots are in use
     position: int  # how many steps were made
 
@@ -32,24 +43,22 @@ class AttentionCache:
     def empty(cls, config: ModelConfig, layers: int, batch: int, width: int, like: Tensor) -> AttentionCache:
         """No positions yet, in the type and on the device of `like`."""
         B, H, capacity = batch, config.num_heads, GROWTH * width
-        past = [  # a slot is written before it is read
-            (like.new_empty(B, H, capacity, config.key_dim), like.new_empty(B, H, capacity, config.value_dim))
+        past = [
+            (like.new_zeros(B, H, capacity, config.key_dim), like.new_zeros(B, H, capacity, config.value_dim))
             for _ in range(layers)
         ]
-        return cls(past, torch.zeros(B, width, capacity, dtype=torch.bool, device=like.device), 0, 0)
+        return cls(past, torch.ones(B, width, capacity, dtype=torch.bool, device=like.device), 0, 0)
 
-    def next_position(self) -> tuple[AttentionCache, Tensor]:
-        """The cache with W more slots in use, in which each hypothesis sees its own one, and the additive mask
-        `(B, 1, W, slots in use)` of that step."""
+    def next_position(self) -> tuple[AttentionCache, Newest]:
+        """The cache with W more slots in use, in which each hypothesis sees its own one, and that step's position."""
         cache, W = self, self.foreign.shape[1]
         end = self.filled + W
         if end > self.foreign.shape[2]:
-            room = (0, 0, 0, GROWTH * W)
-            layers = [(nn.functional.pad(K, room), nn.functional.pad(V, room)) for K, V in self.layers]
-            cache = replace(self, layers=layers, foreign=nn.functional.pad(self.foreign, (0, GROWTH * W)))
-        cache.foreign[:, :, self.filled : end] = ~torch.eye(W, dtype=torch.bool, device=self.foreign.device)
-        mask = additive_mask(cache.foreign[:, None, :, :end], cache.layers[0][0].dtype)
-        return replace(cache, filled=end, position=self.position + 1), mask
+            cache = replace(self, layers=_longer(self.layers, GROWTH * W), foreign=_more(self.foreign, GROWTH * W))
+        slots = slice(self.filled, end)
+        cache.foreign[:, :, slots] = ~torch.eye(W, dtype=torch.bool, device=self.foreign.device)
+        mask = additive_mask(cache.foreign[:, None], cache.layers[0][0].dtype)
+        return replace(cache, filled=end, position=self.position + 1), Newest(self.position, slots, mask)
 
     def reorder(self, parents: Tensor) -> AttentionCache:
         """The cache in which hypothesis w of an utterance goes on from hypothesis `parents[b, w]`, `(B, W)`."""
@@ -67,6 +76,21 @@ class AttentionCache:
         if 4 * count > 3 * self.filled:
             return self
         kept = lives.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
-        for x, slots in ((self.foreign, kept[:, None]), *((x, kept[:, None, :, None]) for x in chain(*self.layers))):
-            x[:, :, :count] = x.gather(2, slots.expand(*x.shape[:2], -1, *x.shape[3:]))
-        return replace(self, filled=count)
+        layers = [tuple(x.gather(2, _along(x, kept[:, None, :, None])) for x in layer) for layer in self.layers]
+        foreign = self.foreign.gather(2, _along(self.foreign, kept[:, None]))
+        room = -count % (GROWTH * foreign.shape[1])
+        return replace(self, layers=_longer(layers, room), foreign=_more(foreign, room), filled=count)
+
+
+def _along(x: Tensor, slots: Tensor) -> Tensor:
+    """`slots`, the same ones for all that `x` holds beside."""
+    return slots.expand(*x.shape[:2], -1, *x.shape[3:])
+
+
+def _longer(layers: list[tuple[Tensor, Tensor]], room: int) -> list[tuple[Tensor, Tensor]]:
+    """The same keys and values before so many unused slots: zeros, which weigh nothing where they are masked."""
+    return [tuple(nn.functional.pad(x, (0, 0, 0, room)) for x in layer) for layer in layers]
+
+
+def _more(foreign: Tensor, room: int) -> Tensor:
+    return nn.functional.pad(foreign, (0, room), value=True)

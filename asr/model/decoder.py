@@ -113,9 +113,8 @@ class Decoder(TokenStack):
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Log-posteriors `(B, W, V)` of the token after `tokens (B, W)`, each the newest of its hypothesis."""
-        position = state.past.position
-        past, mask = state.past.next_position()
-        x = self.embed_newest(tokens, position)
+        past, newest = state.past.next_position()
+        x = self.embed_newest(tokens, newest.position)
         for layer, layer_past, cross in zip(self.layers, past.layers, state.cross, strict=True):
-            x = layer.step(x, layer_past, mask, position, cross, state.memory_mask)
+            x = layer.step(x, layer_past, newest, cross, state.memory_mask)
         return self.log_posteriors(x), replace(state, past=past)

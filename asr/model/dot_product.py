@@ -10,19 +10,26 @@ from torch import Tensor, nn
 from asr.model.dropout import Dropout
 from asr.model.masks import additive_mask
 
+MANY, FEW = 32, 32  # heads of all utterances, and queries of each, with which products beat the fused kernel
+
 
 def attention_weights(Q: Tensor, K: Tensor, mask: Tensor | None = None) -> Tensor:
     """softmax(Q Kᵀ / √d_k): Q `(B, H, L_q, d_k)`, K `(B, H, L_k, d_k)` -> `(B, H, L_q, L_k)`.
 
     `mask` is bool, True = masked out, and broadcasts to the result; a row that is masked out whole gives zeros. Or it
     is an `additive_mask`."""
-    scores = Q @ (K * (1 / math.sqrt(K.shape[-1]))).transpose(-2, -1)
+    scores = (Q * (1 / math.sqrt(K.shape[-1]))) @ K.contiguous().transpose(-2, -1)
     if mask is None:
-        return scores.softmax(dim=-1)
+        return _softmax(scores)
     if mask.is_floating_point():
-        return (scores + mask).softmax(dim=-1)
-    weights = (scores + additive_mask(mask, scores.dtype)).softmax(dim=-1)
+        return _softmax(scores + mask)
+    weights = _softmax(scores + additive_mask(mask, scores.dtype))
     return weights.masked_fill(mask.all(dim=-1, keepdim=True), 0.0)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Over the last dimension, single precision in between: torch's own of bfloat16 takes three times as long."""
+    return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
 def leave_out_cudnn() -> None:
@@ -37,9 +44,11 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(Q Kᵀ / √d_k) V, with V `(B, H, L_k, d_v)` -> `(B, H, L_q, d_v)`; `mask` as in `attention_weights`.
 
-    torch's fused kernels compute it, but for training on a CPU: theirs spends a third of the step there (most of it in
-    the backward pass), plain matrix products are twice as fast. A test holds the two together."""
-    if Q.device.type == "cpu" and torch.is_grad_enabled():
+    torch's fused kernels compute it, but not on a CPU in two cases. In training theirs spends a third of the step (most
+    of it in the backward pass); plain matrix products are twice as fast. And it multiplies head by head, which for the
+    few queries of a search's step takes longer than their products: those of all heads at once. A test holds the ways
+    together."""
+    if Q.device.type == "cpu" and (torch.is_grad_enabled() or _has_many_small_products(Q)):
         weights = attention_weights(Q, K, mask)
         return (dropout(weights) if dropout else weights) @ V
     p = dropout.p if dropout and dropout.training else 0.0
@@ -48,3 +57,7 @@ def scaled_dot_product_attention(
     empty = mask.all(dim=-1, keepdim=True)
     out = nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=~mask | empty, dropout_p=p)
     return out.masked_fill(empty, 0.0)
+
+
+def _has_many_small_products(Q: Tensor) -> bool:
+    return Q.dtype == torch.bfloat16 and Q.shape[0] * Q.shape[1] >= MANY and Q.shape[2] <= FEW

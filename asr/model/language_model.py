@@ -46,11 +46,10 @@ class LanguageModel(TokenStack):
 
     def step(self, tokens: Tensor, cache: AttentionCache) -> tuple[Tensor, AttentionCache]:
         """Log-posteriors `(B, W, V)` of the token after `tokens (B, W)`, each the newest of its hypothesis."""
-        position = cache.position
-        cache, mask = cache.next_position()
-        x = self.embed_newest(tokens, position)
+        cache, newest = cache.next_position()
+        x = self.embed_newest(tokens, newest.position)
         for layer, past in zip(self.layers, cache.layers, strict=True):
-            x = layer.step(x, past, mask, position)
+            x = layer.step(x, past, newest)
         return self.log_posteriors(x), cache
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.attention import MultiHeadAttention
+from asr.model.cache import Newest
 from asr.model.config import ModelConfig
 from asr.model.dropout import Dropout
 
@@ -60,9 +61,9 @@ class TransformerEncoderLayer(nn.Module):
         x = self.attention_residual(x, lambda y: self.attention(y, y, mask, weights))
         return self.ffn_residual(x, self.ffn)
 
-    def step(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Tensor, position: int) -> Tensor:
+    def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: Newest) -> Tensor:
         """The newest position of W hypotheses, as in `MultiHeadAttention.step`: the layer of a language model."""
-        x = self.attention_residual(x, lambda y: self.attention.step(y, past, mask, position))
+        x = self.attention_residual(x, lambda y: self.attention.step(y, past, newest))
         return self.ffn_residual(x, self.ffn)
 
 
@@ -151,15 +152,13 @@ class TransformerDecoderLayer(nn.Module):
         self,
         x: Tensor,
         past: tuple[Tensor, Tensor],
-        mask: Tensor,
-        position: int,
+        newest: Newest,
         cross: tuple[Tensor, Tensor],
         memory_mask: Tensor,
     ) -> Tensor:
-        """The newest position of W hypotheses an utterance, `x (B, W, D)`; `past`, `mask` and `position` as in
-        `MultiHeadAttention.step`; `cross` are the memory's keys and values `(B, H, M, d)`: the W hypotheses are so many
-        queries to them."""
-        x = self.self_attention_residual(x, lambda y: self.self_attention.step(y, past, mask, position))
+        """The newest position of W hypotheses an utterance, `x (B, W, D)`; `past` as in `MultiHeadAttention.step`;
+        `cross` are the memory's keys and values `(B, H, M, d)`: the W hypotheses are so many queries to them."""
+        x = self.self_attention_residual(x, lambda y: self.self_attention.step(y, past, newest))
         x = self.cross_attention_residual(x, lambda y: self.cross_attention.attend(y, *cross, mask=memory_mask))
         return self.ffn_residual(x, self.ffn)
 

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from asr.model import dot_product
 from asr.model.attention import MultiHeadAttention
 from asr.model.config import ModelConfig
 from asr.model.dot_product import attention_weights, scaled_dot_product_attention
@@ -78,6 +79,21 @@ def test_the_fused_path_and_the_weights_path_agree(training_on_cpu):
         for m in (None, mask):
             expected = attention_weights(Q, K, m) @ V
             torch.testing.assert_close(scaled_dot_product_attention(Q, K, V, m), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [None, length_mask(torch.tensor([7, 4, 1, 6] * 4), 7)])
+@torch.inference_mode()
+def test_few_queries_of_many_heads_agree_in_bfloat16_with_the_fused_path(mask, monkeypatch):
+    Q, K, V = torch.randn(16, 2, 5, 8), torch.randn(16, 7, 2, 8).transpose(1, 2), torch.randn(16, 2, 7, 4)
+    given = [x.bfloat16() for x in (Q, K, V)]
+    exact = scaled_dot_product_attention(*(x.float() for x in given), mask)
+    by_products = scaled_dot_product_attention(*given, mask)
+    monkeypatch.setattr(dot_product, "MANY", 33)
+    fused = scaled_dot_product_attention(*given, mask)
+    assert by_products.dtype == fused.dtype == torch.bfloat16
+    assert not torch.equal(by_products, fused)  # two ways, indeed
+    for out in (by_products, fused):
+        torch.testing.assert_close(out.float(), exact, atol=0.02, rtol=0.02)
 
 
 @pytest.mark.parametrize("training_on_cpu", [True, False])
