@@ -21,7 +21,7 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision", default="auto", help="float32, bfloat16, int8; auto (the default): bfloat16 where it is quick"
     )
-    group.add_argument("--batch-seconds", type=float, default=240.0, help="seconds decoded at once (default: 240)")
+    group.add_argument("--batch-seconds", type=float, default=360.0, help="seconds decoded at once (default: 360)")
     group.add_argument(
         "--piece-seconds", type=float, default=20.0, help="what is longer is cut at its pauses (default: 20)"
     )

@@ -38,7 +38,7 @@ SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scal
 SOON = 15.0  # seconds of sound that are read before the first are decoded; then twice as many each time
 KERNELS = 64  # kept on a CPU: hardly a batch has the shape of another
 ENCODED = 60.0  # seconds of sound that the encoder of a CPU gets at once: what a layer gives stays in the cache
-BATCHES_AHEAD = 8  # at most as many batches of pieces are read before they are sorted by length and decoded
+BATCHES_AHEAD = 5  # at most as many batches of pieces are read before they are sorted by length and decoded
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Recognizer:
         self,
         model: SpeechModel,
         options: DecodeOptions | None = None,
-        batch_seconds: float = 240.0,
+        batch_seconds: float = 360.0,
         language_model: TextModel | str | os.PathLike | None = None,
         ngram: NGram | str | os.PathLike | None = None,
         precision: str = "auto",
