@@ -66,10 +66,9 @@ class MultiHeadAttention(nn.Module):
             cache[:, :, newest.slots] = new
         return self._weigh(Q, *past, newest.mask)
 
-    def project(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Keys `(B, H, L, d_k)` and values `(B, H, L, d_v)` of `x (B, L, D)`; `positions (L,)` as in `rotate`."""
-        K, V = self._split(self.key(x)), self._split(self.value(x))
-        return (rotate(K, positions) if self.rotary else K), V
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys `(B, H, L, d_k)` and values `(B, H, L, d_v)` of `x (B, L, D)`, without positions."""
+        return self._split(self.key(x)), self._split(self.value(x))
 
     def attend(
         self, query: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None, weights: list[Tensor] | None = None
@@ -78,21 +77,15 @@ class MultiHeadAttention(nn.Module):
         return self._weigh(self._split(self.query(query)), K, V, mask, weights)
 
     def _project_all(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of self-attention, as `project`'s."""
-        if self.joint is None:
-            Q, (K, V) = self._split(self.query(x)), self.project(x, positions)
-        else:
-            Q, K, V = map(self._split, self.joint(x))
-            K = rotate(K, positions) if self.rotary else K
-        return (rotate(Q, positions) if self.rotary else Q), K, V
+        """Queries, keys and values of self-attention `(B, H, L, d)`; `positions (L,)` as in `rotate`."""
+        projected = self.joint(x) if self.joint else (self.query(x), self.key(x), self.value(x))
+        Q, K, V = map(self._split, projected)
+        return (rotate(Q, positions), rotate(K, positions), V) if self.rotary else (Q, K, V)
 
     def _weigh(
         self, Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None, weights: list[Tensor] | None = None
     ) -> Tensor:
         """The output layer over the values that queries find by their keys, all of them `(B, H, L, d)`."""
-        if K.shape[2] == 1 and weights is None and mask is not None and mask.is_floating_point():
-            # one key has all the weight
-            return self.output(V.transpose(1, 2).flatten(2)).expand(-1, Q.shape[2], -1)
         if weights is not None:
             if self.window:
                 outside = window_mask(K.shape[2], *self.window, K.device)
