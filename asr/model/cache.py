@@ -51,10 +51,9 @@ class AttentionCache:
 
     def next_position(self) -> tuple[AttentionCache, Newest]:
         """The cache with W more slots in use, in which each hypothesis sees its own one, and that step's position."""
-        cache, W = self, self.foreign.shape[1]
+        W = self.foreign.shape[1]
         end = self.filled + W
-        if end > self.foreign.shape[2]:
-            cache = replace(self, layers=_longer(self.layers, GROWTH * W), foreign=_more(self.foreign, GROWTH * W))
+        cache = self if end <= self.foreign.shape[2] else self._longer(GROWTH * W)
         slots = slice(self.filled, end)
         cache.foreign[:, :, slots] = ~torch.eye(W, dtype=torch.bool, device=self.foreign.device)
         mask = additive_mask(cache.foreign[:, None], cache.layers[0][0].dtype)
@@ -78,19 +77,15 @@ class AttentionCache:
         kept = lives.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
         layers = [tuple(x.gather(2, _along(x, kept[:, None, :, None])) for x in layer) for layer in self.layers]
         foreign = self.foreign.gather(2, _along(self.foreign, kept[:, None]))
-        room = -count % (GROWTH * foreign.shape[1])
-        return replace(self, layers=_longer(layers, room), foreign=_more(foreign, room), filled=count)
+        shorter = replace(self, layers=layers, foreign=foreign, filled=count)
+        return shorter._longer(-count % (GROWTH * self.foreign.shape[1]))
+
+    def _longer(self, room: int) -> AttentionCache:
+        """The cache with so many unused slots more: zeros, which weigh nothing where they are masked."""
+        layers = [tuple(nn.functional.pad(x, (0, 0, 0, room)) for x in layer) for layer in self.layers]
+        return replace(self, layers=layers, foreign=nn.functional.pad(self.foreign, (0, room), value=True))
 
 
 def _along(x: Tensor, slots: Tensor) -> Tensor:
     """`slots`, the same ones for all that `x` holds beside."""
     return slots.expand(*x.shape[:2], -1, *x.shape[3:])
-
-
-def _longer(layers: list[tuple[Tensor, Tensor]], room: int) -> list[tuple[Tensor, Tensor]]:
-    """The same keys and values before so many unused slots: zeros, which weigh nothing where they are masked."""
-    return [tuple(nn.functional.pad(x, (0, 0, 0, room)) for x in layer) for layer in layers]
-
-
-def _more(foreign: Tensor, room: int) -> Tensor:
-    return nn.functional.pad(foreign, (0, room), value=True)
