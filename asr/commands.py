@@ -19,7 +19,9 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", help="model folder, or whisper:PATH (default: the model that ships)")
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
     group.add_argument(
-        "--precision", default="auto", help="float32, bfloat16, int8; auto (the default): bfloat16 where it is quick"
+        "--precision",
+        default="auto",
+        help="float32, bfloat16, int8; auto (default): what is quick, int8 where so tuned",
     )
     group.add_argument("--batch-seconds", type=float, default=360.0, help="seconds decoded at once (default: 360)")
     group.add_argument(

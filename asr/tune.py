@@ -1,8 +1,8 @@
 """Choosing how a model decodes, on a dev set: `python -m asr.tune dev.jsonl --model exp/a/model --ctc-weights .2 .4`.
 
 Every combination of the weights is scored; a table shows WER and time. The words' confidences are calibrated on the
-best one's transcripts. With --write both go into the model folder, where transcribe and evaluate find them, and so does
-the language model of --lm.
+best one's transcripts. With --write both go into the model folder, where transcribe and evaluate find them, and so do
+the language model of --lm, and --precision int8.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
         recognizer.options = options
         found = calibrate(recognizer, cuts)
         if args.write:
-            save_tuning(args.model, options, found and found.calibration, args.lm)
+            save_tuning(args.model, options, found and found.calibration, args.lm, recognizer.int8)
     except (ValueError, OSError) as error:
         fail("asr.tune", error)
     if found:

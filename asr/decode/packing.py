@@ -22,7 +22,7 @@ class Packed(nn.Module):
 
     def _save_to_state_dict(self, *args, **kwargs) -> None:
         raise ValueError(
-            "a model that decodes in bfloat16 on a CPU is packed: load its folder again to save or change it"
+            "a model that decodes in bfloat16 or int8 on a CPU is packed: load its folder again to save or change it"
         )
 
 
@@ -77,7 +77,7 @@ def pack(model: nn.Module) -> nn.Module:
     """The bfloat16 model with its layers packed, in place: for inference alone, and no longer to be saved."""
     across = [layer.cross_attention for layer in model.modules() if isinstance(layer, TransformerDecoderLayer)]
     for attention in list(model.modules()):
-        if isinstance(attention, MultiHeadAttention) and attention not in across:
+        if isinstance(attention, MultiHeadAttention) and attention not in across and attention.joint is None:
             attention.joint = PackedTogether([attention.query, attention.key, attention.value])
             del attention.query, attention.key, attention.value
     for parent in list(model.modules()):

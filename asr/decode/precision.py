@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from asr.decode.packing import Packed, can_pack, pack
+from asr.decode.quantization import QuantizedNorm, can_quantize, quantize
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
 PRECISIONS = ("auto", "float32", "bfloat16", "int8")
 
 
-def best_precision(device: torch.device | str) -> str:
-    """bfloat16 where the hardware multiplies it quickly (AVX512-BF16, AMX, GPUs from Ampere on), else float32."""
+def best_precision(device: torch.device | str, int8: bool = False) -> str:
+    """bfloat16 where the hardware multiplies it quickly (AVX512-BF16, AMX, GPUs from Ampere on), else float32; int8
+    where it is wanted and quick."""
+    if int8 and can_quantize(torch.device(device)):
+        return "int8"
     if torch.device(device).type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
 
 
-def with_precision(model: Transformer | LanguageModel, precision: str) -> Transformer | LanguageModel:
+def with_precision(
+    model: Transformer | LanguageModel, precision: str, int8: bool = False
+) -> Transformer | LanguageModel:
     """The model with its weights in `precision`, changed in place where that is possible.
 
-    auto is the `best_precision`; bfloat16 on a CPU packs the layers (`asr.decode.packing`); int8 quantises the linear
-    layers' weights, and what comes into them as it comes (CPU alone). Raises ValueError for another name, or int8 on a
-    GPU."""
+    auto is the `best_precision`, with `int8` perhaps that; bfloat16 on a CPU packs the layers (`asr.decode.packing`);
+    int8 multiplies what a norm gives in whole numbers (`asr.decode.quantization`), and computes the rest in bfloat16
+    where that is quick. Raises ValueError for another name, or int8 where the hardware is not quick at it."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not one of {', '.join(PRECISIONS)}")
     device = next(model.parameters()).device
     if precision == "auto":
-        precision = best_precision(device)
-    if any(isinstance(module, Packed) for module in model.modules()):
-        if precision == "bfloat16":
+        precision = best_precision(device, int8)
+    if packed := [module for module in model.modules() if isinstance(module, Packed)]:
+        there = "int8" if any(isinstance(module, QuantizedNorm) for module in packed) else "bfloat16"
+        if precision == there:
             return model
-        raise ValueError("the model is packed for decoding in bfloat16: load its folder again for another precision")
+        raise ValueError(f"the model is packed for decoding in {there}: load its folder again for another precision")
+    quick = best_precision(device)
+    if precision == "int8":
+        if not can_quantize(device):
+            raise ValueError(f"precision: int8 is for CPUs with AVX512-VNNI or AMX; take {quick} here")
+        quantize(model, getattr(torch, quick))
+        precision = quick
     if precision == "bfloat16":
         model.to(torch.bfloat16)
         return pack(model) if can_pack(device) else model
-    if precision == "int8":
-        if device.type != "cpu":
-            raise ValueError("precision: int8 is for the CPU; take bfloat16 on a GPU")
-        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
     return model

@@ -90,10 +90,12 @@ class Recognizer:
         piece_seconds: float = LONGEST,
         attention_window: tuple[int, int] | None = None,
         word_times: bool = False,
+        int8: bool = False,
     ):
         """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder, `ngram` a
         file; `precision` (auto, float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place, for
-        good; `calibration` is of the words' confidences; what is longer than `piece_seconds` is cut at its pauses
+        good (auto takes int8 with `int8` alone: for a model whose word errors were looked at with it); `calibration` is
+        of the words' confidences; what is longer than `piece_seconds` is cut at its pauses
         (a model with a window, as Whisper's, has its own); with `attention_window` the encoder's self-attention sees so
         many frames before and after each; with `word_times` words have times where the model has CTC.
 
@@ -113,11 +115,12 @@ class Recognizer:
                 raise ValueError("the language model writes other tokens than the model: train it with its tokenizer")
             if language_model.transformer.config.eos != model.transformer.config.eos:
                 raise ValueError("the language model ends with another token than the model: train it anew")
-            self.language_model = with_precision(language_model.transformer.eval(), precision)
+            self.language_model = with_precision(language_model.transformer.eval(), precision, int8)
         self.ngram = ngram if ngram is None or isinstance(ngram, NGram) else NGram(ngram)
         if attention_window:
             model.transformer.encoder.set_window(*attention_window)
-        model.transformer = with_precision(model.transformer, precision)
+        model.transformer = with_precision(model.transformer, precision, int8)
+        self.int8 = precision == "int8" or (precision == "auto" and int8)
         self.options = options or (DecodeOptions() if model.transformer.ctc else IMPORTED)
         check_options(model.transformer, self.options, self.language_model)
         self.batch_seconds = batch_seconds

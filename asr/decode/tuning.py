@@ -1,5 +1,5 @@
-"""What was tuned for a model, in its folder: `decoding.json` (options of the search, calibration of confidences), and
-`lm`, the folder of the language model that goes with it.
+"""What was tuned for a model, in its folder: `decoding.json` (options of the search, calibration of confidences,
+whether to multiply in whole numbers), and `lm`, the folder of the language model that goes with it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Tuning(NamedTuple):
     options: DecodeOptions | None = None  # None: the defaults
     calibration: Calibration | None = None
     language_model: Path | None = None  # its folder
+    int8: bool = False  # where the hardware has it
 
 
 def save_tuning(
@@ -30,9 +31,10 @@ def save_tuning(
     options: DecodeOptions,
     calibration: Calibration | None = None,
     language_model: str | Path | None = None,
+    int8: bool = False,
 ) -> None:
     """Writes `folder / decoding.json`, and copies the folder of the language model to `folder / lm`."""
-    tuned = {"options": asdict(options), "calibration": calibration and asdict(calibration)}
+    tuned = {"options": asdict(options), "calibration": calibration and asdict(calibration), "int8": int8}
     (Path(folder) / FILE).write_text(json.dumps(tuned, indent=2) + "\n", encoding="utf-8")
     inside = Path(folder) / LANGUAGE_MODEL
     if language_model and Path(language_model).resolve() != inside.resolve():
@@ -50,6 +52,7 @@ def load_tuning(folder: str | Path) -> Tuning:
     try:
         tuned = json.loads(path.read_text(encoding="utf-8"))
         calibration = tuned["calibration"]
-        return Tuning(DecodeOptions(**tuned["options"]), calibration and Calibration(**calibration), language_model)
+        options, calibration = DecodeOptions(**tuned["options"]), calibration and Calibration(**calibration)
+        return Tuning(options, calibration, language_model, bool(tuned.get("int8")))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: not a tuning that this version reads ({error})") from None

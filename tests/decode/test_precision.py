@@ -37,6 +37,14 @@ def test_every_strategy_runs_in_it(tiny_model, noise_is_heard, precision, strate
     assert recognizer.transcribe(sound).text
 
 
+def test_whole_numbers_are_refused_where_they_are_not_quick(tiny_model, monkeypatch):
+    monkeypatch.setattr("torch.cpu._is_vnni_supported", lambda: False)
+    with pytest.raises(
+        ValueError, match="precision: int8 is for CPUs with AVX512-VNNI or AMX; take (bfloat16|float32)"
+    ):
+        Recognizer(tiny_model, precision="int8")
+
+
 def test_another_name_is_refused(tiny_model):
     with pytest.raises(ValueError, match="float64"):
         Recognizer(tiny_model, precision="float64")

@@ -2,6 +2,7 @@ import pytest
 
 from asr.decode import DecodeOptions, Recognizer
 from asr.decode.confidence import Calibration
+from asr.decode.quantization import QuantizedLinear
 from asr.decode.tuning import load_tuning, save_tuning
 from asr.model.folder import ModelError
 from asr.model.language_model import LanguageModel, TextModel
@@ -9,13 +10,26 @@ from asr.model.language_model import LanguageModel, TextModel
 
 def test_what_was_tuned_is_the_default_of_the_model(tiny_model, tmp_path):
     tiny_model.save(tmp_path)
-    assert load_tuning(tmp_path) == (None, None, None)
+    assert load_tuning(tmp_path) == (None, None, None, False)
     tuned = DecodeOptions("rescore", beam_size=4, ctc_weight=0.5), Calibration(1.0, 2.0, 3.0)
     save_tuning(tmp_path, *tuned)
-    assert load_tuning(tmp_path) == (*tuned, None)
+    assert load_tuning(tmp_path) == (*tuned, None, False)
     recognizer = Recognizer.load(tmp_path)
     assert (recognizer.options, recognizer.calibration) == tuned
     assert Recognizer.load(tmp_path, options=DecodeOptions("greedy")).options.strategy == "greedy"
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_a_model_tuned_in_whole_numbers_takes_them_where_they_are_quick(tiny_model, tmp_path, monkeypatch, is_quick):
+    monkeypatch.setattr("torch.cpu._is_vnni_supported", lambda: is_quick)
+    tiny_model.save(tmp_path)
+    assert not Recognizer.load(tmp_path).int8
+    save_tuning(tmp_path, DecodeOptions(), int8=True)
+    for settings, wanted in ({}, True), ({"precision": "float32"}, False):
+        recognizer = Recognizer.load(tmp_path, **settings)
+        layers = recognizer.model.transformer.modules()
+        assert any(isinstance(layer, QuantizedLinear) for layer in layers) == (wanted and is_quick)
+        assert recognizer.int8 == wanted  # what a second tuning writes again
 
 
 def test_a_language_model_lives_in_the_folder_of_its_model(tiny_model, tiny_config, tmp_path):
