@@ -1,13 +1,14 @@
 """Linear layers in whole numbers, for inference on a CPU: what comes in has eight bits, and so have the weights.
 
-A layer norm, before its gain and bias, gives rows of mean 0 and variance 1, whatever it is given. One scale for all of
-them is known beforehand, then: `STEPS` steps a standard deviation, and what lies beyond 6.4 deviations is cut off. Gain
-and bias go into the linear layer that follows, each of whose rows has a scale of its own (symmetric, per channel; Jacob
-et al. 2018). Of a feed-forward layer the second product follows the first in whole numbers; a hidden unit is taken as
-normal, with its bias as the mean and the norm of its weights as the deviation.
+A layer norm, before its gain and bias, gives rows of mean 0 and variance 1, whatever comes in. So their scale is known
+beforehand: `STEPS` steps a standard deviation, 128 to either side, and what lies farther out is cut off. A feature that
+weighs less in what follows has fewer and wider steps (as in SmoothQuant, Xiao et al. 2023, of the weights alone): such
+ones lie far out in some models. Gain, bias and steps go into the linear layer that follows, each of whose rows has a
+scale of its own (symmetric, per channel; Jacob et al. 2018). Of a feed-forward layer the second product follows the
+first in whole numbers; a hidden unit is taken as normal, with its bias as the mean and the norm of its weights as the
+deviation.
 
-A model some of whose features are always far out of the rest (large language models have such) would lose them: look at
-its word errors with and without.
+Nothing is measured, so that a model may have more that lies far out: look at its word errors with and without.
 """
 
 from __future__ import annotations
@@ -16,21 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from asr.decode.packing import ACTIVATIONS, Packed
-from asr.model.attention import MultiHeadAttention
 from asr.model.layers import ConvolutionModule, FeedForward, Residual, layers_of
 
-STEPS, ZERO = 20, 128  # of a normalised row: 0 .. 255 are -6.4 .. 6.35 deviations
+STEPS, ZERO = 24, 128  # of a feature that weighs much: 0 .. 255 are -5.33 .. 5.29 deviations
 HIDDEN = 5.0  # deviations of the widest hidden unit that are told apart
 LEAST = {"relu": 0.0, "gelu": -0.17, "swish": -0.279}  # what an activation gives is never less
 
 
 class QuantizedNorm(Packed):
-    """A layer norm without gain and bias, `(..., D)` to whole numbers of the same shape."""
+    """A layer norm in `steps (D,)` a standard deviation, `(..., D)` to whole numbers of the same shape."""
 
-    def __init__(self, norm: nn.LayerNorm, dtype: torch.dtype):
+    def __init__(self, norm: nn.LayerNorm, steps: Tensor, dtype: torch.dtype):
         super().__init__()
         self.shape, self.eps = norm.normalized_shape, norm.eps
-        self.gain = torch.full(self.shape, STEPS, dtype=dtype)
+        self.gain = steps.to(dtype)
         self.zero = torch.full(self.shape, ZERO, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,8 +39,8 @@ class QuantizedNorm(Packed):
 
 
 class QuantizedLinear(Packed):
-    """A linear layer of whole numbers, each `scale` times how far it lies from `zero`, followed by an activation of
-    oneDNN's; `gives` are the scale, the zero and the type of what comes out."""
+    """A linear layer of whole numbers, each `scale` times how far it lies from `zero`, and an activation of oneDNN's;
+    `gives` are the scale, the zero and the type of what comes out."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class QuantizedLinear(Packed):
 class QuantizedTogether(QuantizedLinear):
     """Several linear layers of the same input in one product."""
 
-    def __init__(self, weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype):
-        super().__init__(torch.cat(weights), torch.cat(biases), 1 / STEPS, ZERO, (1.0, 0, dtype))
+    def __init__(self, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], dtype: torch.dtype):
+        super().__init__(torch.cat(weights), torch.cat(biases), 1.0, ZERO, (1.0, 0, dtype))
         self.widths = [len(weight) for weight in weights]
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -89,38 +89,50 @@ def quantize(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     for layer in layers_of(model):
         for name, residual in list(layer.named_children()):
             if isinstance(residual, Residual) and residual.norm_first:
-                _quantize(getattr(layer, name.removesuffix("_residual")), residual.norm, name, dtype)
-                residual.norm = QuantizedNorm(residual.norm, dtype)
+                sublayer = getattr(layer, name.removesuffix("_residual"))
+                steps = _steps(_behind(sublayer, name), residual.norm).to(dtype).float()  # as the norm will have them
+                _quantize(sublayer, residual.norm, steps, name, dtype)
+                residual.norm = QuantizedNorm(residual.norm, steps, dtype)
     return model
 
 
-def _quantize(sublayer: nn.Module, norm: nn.LayerNorm, name: str, dtype: torch.dtype) -> None:
-    """The layers of `sublayer` that see what `norm` gives."""
+def _behind(sublayer: nn.Module, name: str) -> list[nn.Linear]:
+    """The linear layers that see what the norm before `sublayer` gives."""
     if isinstance(sublayer, FeedForward):
-        first, activation, _, second = sublayer
-        weight, bias = _with_norm(first, norm)
-        kind = ACTIVATIONS[type(activation)]
-        most = float((bias + HIDDEN * weight.norm(dim=1)).max())
+        return [sublayer[0]]
+    if isinstance(sublayer, ConvolutionModule):
+        return [sublayer.expand]
+    return [sublayer.query] if name.startswith("cross") else [sublayer.query, sublayer.key, sublayer.value]
+
+
+def _steps(linears: list[nn.Linear], norm: nn.LayerNorm) -> Tensor:
+    """Steps a standard deviation of each feature `(D,)`: fewer for one that weighs less than most."""
+    influence = torch.cat([linear.weight for linear in linears]).norm(dim=0) * norm.weight.abs()
+    return STEPS * (influence / influence.quantile(0.9).clamp(min=1e-12)).clamp(0.02, 1.0)
+
+
+def _quantize(sublayer: nn.Module, norm: nn.LayerNorm, steps: Tensor, name: str, dtype: torch.dtype) -> None:
+    """The layers of `sublayer` that see what the norm gives in `steps`, and in a feed-forward layer the one after."""
+    linears = _behind(sublayer, name)
+    folded = [_with_norm(linear, norm, steps) for linear in linears]
+    if isinstance(sublayer, FeedForward):
+        (weight, bias), kind, second = folded[0], ACTIVATIONS[type(sublayer[1])], sublayer[3]
+        most = float((bias + HIDDEN * (weight * steps).norm(dim=1)).max())
         scale = (most - LEAST[kind]) / 255
         zero = round(-LEAST[kind] / scale)
-        sublayer[0] = QuantizedLinear(weight, bias, 1 / STEPS, ZERO, (scale, zero, torch.uint8), kind)
+        sublayer[0] = QuantizedLinear(weight, bias, 1.0, ZERO, (scale, zero, torch.uint8), kind)
         sublayer[1] = nn.Identity()
         sublayer[3] = QuantizedLinear(second.weight, second.bias, scale, zero, (1.0, 0, dtype))
     elif isinstance(sublayer, ConvolutionModule):
-        sublayer.expand = _alone(sublayer.expand, norm, dtype)
-    elif isinstance(sublayer, MultiHeadAttention) and name.startswith("cross"):
-        sublayer.query = _alone(sublayer.query, norm, dtype)
+        sublayer.expand = QuantizedLinear(*folded[0], 1.0, ZERO, (1.0, 0, dtype))
+    elif len(linears) == 1:
+        sublayer.query = QuantizedLinear(*folded[0], 1.0, ZERO, (1.0, 0, dtype))
     else:
-        linears = (sublayer.query, sublayer.key, sublayer.value)
-        sublayer.joint = QuantizedTogether(*zip(*(_with_norm(each, norm) for each in linears), strict=True), dtype)
+        sublayer.joint = QuantizedTogether(*zip(*folded, strict=True), dtype)
         del sublayer.query, sublayer.key, sublayer.value
 
 
-def _alone(linear: nn.Linear, norm: nn.LayerNorm, dtype: torch.dtype) -> QuantizedLinear:
-    return QuantizedLinear(*_with_norm(linear, norm), 1 / STEPS, ZERO, (1.0, 0, dtype))
-
-
-def _with_norm(linear: nn.Linear, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """The weight and bias of a linear layer that takes the norm's gain and bias upon itself."""
+def _with_norm(linear: nn.Linear, norm: nn.LayerNorm, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight and bias of a linear layer that takes the norm's gain and bias upon itself, of what comes in steps."""
     bias = linear.weight @ norm.bias
-    return linear.weight * norm.weight, bias if linear.bias is None else bias + linear.bias
+    return linear.weight * (norm.weight / steps), bias if linear.bias is None else bias + linear.bias

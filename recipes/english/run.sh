@@ -68,7 +68,7 @@ fi
 
 if begin 7 "weights of decoding, confidences"; then
   fused=()
-  [ -z "$text" ] || fused=(--lm "$out/lm/model" --lm-weights 0.5 0.7 --ilm-weights 0 0.5 --beam-size 5)
+  [ -z "$text" ] || fused=(--lm "$out/lm/model" --lm-weights 0.5 0.7 --ilm-weights 0 0.5 --beam-size 6)
   python -m asr.tune "$cuts"/*.some.jsonl.gz --model "$out/model" --ctc-weights 0.3 0.5 --length-bonuses 0 0.5 \
     ${fused[@]+"${fused[@]}"} --write
   finish

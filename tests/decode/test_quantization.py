@@ -24,17 +24,29 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 @pytest.mark.parametrize(("dtype", "steps"), [(torch.float32, 0.5), (torch.bfloat16, 0.75)])  # twice rounded
 @torch.inference_mode()
-def test_a_norm_gives_steps_of_a_twentieth_of_a_deviation_and_cuts_off_what_is_far_out(dtype, steps):
+def test_a_norm_gives_so_many_steps_a_deviation_and_cuts_off_what_is_far_out(dtype, steps):
     norm = nn.LayerNorm(100)
     nn.init.normal_(norm.weight)  # the gain and bias are the next layer's
     x = 3 + 5 * torch.randn(7, 100)
     x[0, 0], x[1, 1] = 1e4, -1e4  # nearly ten deviations
     x = x.to(dtype)
-    whole = QuantizedNorm(norm, dtype)(x)
+    whole = QuantizedNorm(norm, torch.full((100,), STEPS), dtype)(x)
     assert whole.dtype == torch.uint8
     assert (whole[0, 0], whole[1, 1]) == (255, 0)
     normalized = nn.functional.layer_norm(x.float(), (100,))
     assert ((whole.float() - ZERO) / STEPS - normalized)[2:].abs().max() <= steps / STEPS + 1e-4
+
+
+@torch.inference_mode()
+def test_a_feature_far_out_that_weighs_little_is_kept():
+    layer = TransformerEncoderLayer(ModelConfig(d_model=64, ffn_dim=256)).eval()
+    norm = layer.ffn_residual.norm
+    norm.weight[3], norm.bias[3] = 0.1, 1.0
+    x = torch.randn(50, 1, 64)
+    x[::2, :, 3] += 40  # nearly eight deviations, or none
+    exact = layer.ffn(norm(x))
+    quantize(nn.ModuleList([layer]), torch.float32)
+    assert (layer.ffn(layer.ffn_residual.norm(x)) - exact).norm() < 0.03 * exact.norm()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
