@@ -117,7 +117,7 @@ def _quantize(sublayer: nn.Module, norm: nn.LayerNorm, steps: Tensor, name: str,
     folded = [_with_norm(linear, norm, steps) for linear in linears]
     if isinstance(sublayer, FeedForward):
         (weight, bias), kind, second = folded[0], ACTIVATIONS[type(sublayer[1])], sublayer[3]
-        most = float((bias + HIDDEN * (weight * steps).norm(dim=1)).max())
+        most = max(float((bias + HIDDEN * (weight * steps).norm(dim=1)).max()), 1e-3)  # of a dead layer, too
         scale = (most - LEAST[kind]) / 255
         zero = round(-LEAST[kind] / scale)
         sublayer[0] = QuantizedLinear(weight, bias, 1.0, ZERO, (scale, zero, torch.uint8), kind)

@@ -46,7 +46,7 @@ def test_from_the_corpora_to_the_table(tmp_path, programs):
     model = tmp_path / "exp" / "english" / "model"
     assert (model / "model.safetensors").is_file() and (model / "lm" / "model.safetensors").is_file()
     assert json.loads((model / "config.json").read_text())["model"]["encoder_layers"] == 4 + 4
-    assert json.loads((model / "decoding.json").read_text())["options"]["beam_size"] == 5
+    assert json.loads((model / "decoding.json").read_text())["options"]["beam_size"] == 6
 
 
 @pytest.mark.parametrize("arguments", [["--speech", "nowhere"], ["--speech", ".", "--quick", "4"], ["--frobnicate"]])
