@@ -90,8 +90,9 @@ def quantize(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         for name, residual in list(layer.named_children()):
             if isinstance(residual, Residual) and residual.norm_first:
                 sublayer = getattr(layer, name.removesuffix("_residual"))
-                steps = _steps(_behind(sublayer, name), residual.norm).to(dtype).float()  # as the norm will have them
-                _quantize(sublayer, residual.norm, steps, name, dtype)
+                linears = _behind(sublayer, name)
+                steps = _steps(linears, residual.norm).to(dtype).float()  # as the norm will have them
+                _quantize(sublayer, [_with_norm(linear, residual.norm, steps) for linear in linears], steps, dtype)
                 residual.norm = QuantizedNorm(residual.norm, steps, dtype)
     return model
 
@@ -111,10 +112,9 @@ def _steps(linears: list[nn.Linear], norm: nn.LayerNorm) -> Tensor:
     return STEPS * (influence / influence.quantile(0.9).clamp(min=1e-12)).clamp(0.02, 1.0)
 
 
-def _quantize(sublayer: nn.Module, norm: nn.LayerNorm, steps: Tensor, name: str, dtype: torch.dtype) -> None:
-    """The layers of `sublayer` that see what the norm gives in `steps`, and in a feed-forward layer the one after."""
-    linears = _behind(sublayer, name)
-    folded = [_with_norm(linear, norm, steps) for linear in linears]
+def _quantize(sublayer: nn.Module, folded: list[tuple[Tensor, Tensor]], steps: Tensor, dtype: torch.dtype) -> None:
+    """The layers of `sublayer` that see what the norm gives in `steps`, whose weights and biases are `folded` now, and
+    in a feed-forward layer the one after."""
     if isinstance(sublayer, FeedForward):
         (weight, bias), kind, second = folded[0], ACTIVATIONS[type(sublayer[1])], sublayer[3]
         most = max(float((bias + HIDDEN * (weight * steps).norm(dim=1)).max()), 1e-3)  # of a dead layer, too
@@ -125,7 +125,7 @@ def _quantize(sublayer: nn.Module, norm: nn.LayerNorm, steps: Tensor, name: str,
         sublayer[3] = QuantizedLinear(second.weight, second.bias, scale, zero, (1.0, 0, dtype))
     elif isinstance(sublayer, ConvolutionModule):
         sublayer.expand = QuantizedLinear(*folded[0], 1.0, ZERO, (1.0, 0, dtype))
-    elif len(linears) == 1:
+    elif len(folded) == 1:
         sublayer.query = QuantizedLinear(*folded[0], 1.0, ZERO, (1.0, 0, dtype))
     else:
         sublayer.joint = QuantizedTogether(*zip(*folded, strict=True), dtype)

@@ -7,12 +7,15 @@ import torch
 
 from asr.decode import DecodeOptions, Recognizer
 from asr.decode.precision import with_precision
+from asr.decode.quantization import can_quantize
 from asr.model.config import ModelConfig
 from asr.model.transformer import Transformer
 
+QUICK = pytest.mark.skipif(not can_quantize(torch.device("cpu")), reason="this CPU has no AVX512-VNNI")
+
 
 @pytest.mark.parametrize("encoder", ["transformer", "conformer"])
-@pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.1), ("int8", 0.1)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.1), pytest.param("int8", 0.1, marks=QUICK)])
 @torch.inference_mode()
 def test_posteriors_are_close_to_those_of_float32(encoder, precision, tolerance):
     config = ModelConfig(encoder=encoder, d_model=64, ffn_dim=128, encoder_layers=2, decoder_layers=2)
@@ -27,7 +30,7 @@ def test_posteriors_are_close_to_those_of_float32(encoder, precision, tolerance)
         assert 0 < (ours - theirs).abs().max() < tolerance
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("int8", marks=QUICK)])
 @pytest.mark.parametrize("strategy", ["beam", "rescore", "ctc", "greedy"])
 def test_every_strategy_runs_in_it(tiny_model, noise_is_heard, precision, strategy):
     sound = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)

@@ -13,6 +13,7 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import BLANK, CharTokenizer
 from tests.conftest import LETTERS
+from tests.decode.test_precision import QUICK
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_a_window_at_decoding_is_that_of_a_model_built_with_it(tiny_model, tiny_
         Recognizer(tiny_model, attention_window=(0, 0))
 
 
-@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+@pytest.mark.parametrize("precision", [pytest.param("int8", marks=QUICK), "bfloat16"])
 def test_a_linear_front_end_decodes_in_every_precision(tiny_config, noise_is_heard, precision):
     config = replace(tiny_config, subsampler="linear", subsampling=1, input_dim=12)
     model = SpeechModel(FeatureConfig("matrix", 12), Transformer(config), CharTokenizer(LETTERS))

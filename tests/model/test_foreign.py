@@ -18,6 +18,7 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.speech2text import SPECIAL, Speech2TextTokenizer
 from asr.text.whisper import TASKS, TIMESTAMPS, WhisperTokenizer
+from tests.decode.test_precision import QUICK
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tiktoken")
@@ -208,7 +209,7 @@ def small_whisper(whisper, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", pytest.param("int8", marks=QUICK)])
 @pytest.mark.parametrize("options", [DecodeOptions("greedy", beam_size=1), DecodeOptions(ctc_weight=0.0, nbest=2)])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_recogniser_searches_in_it_and_writes_text_alone(small_whisper, precision, options):
