@@ -15,6 +15,7 @@ from torch import Tensor
 
 from asr.decode.options import Hypothesis
 from asr.model.masks import length_mask
+from asr.model.rows import select_rows
 from asr.text.tokenizer import BLANK, EOS
 
 NEVER = -1e30  # log 0, finite so that differences stay defined
@@ -55,8 +56,7 @@ class PrefixState:
     start: Tensor  # (B,) the t at which the window begins
 
     def reorder(self, parents: Tensor) -> PrefixState:
-        index = parents[:, :, None].expand(-1, -1, self.label.shape[2])
-        label, blank = self.label.gather(1, index), self.blank.gather(1, index)
+        label, blank = select_rows(self.label, parents), select_rows(self.blank, parents)
         return PrefixState(label, blank, self.last.gather(1, parents), self.start)
 
     def select(self, utterances: Tensor) -> PrefixState:
@@ -75,15 +75,15 @@ class CTCPrefixScorer:
         M = ctc_log_probs.shape[1]
         self.window = min(window, M) or M
         inside = torch.arange(M, device=lens.device) < lens[:, None]
-        self.probs = ctc_log_probs.float().exp() * inside[:, :, None]
-        # cumulative log-probabilities of each label, from 0 before the first frame: (B, M + 1, V)
-        self.cumulative = torch.nn.functional.pad(ctc_log_probs.double().cumsum(dim=1), (0, 0, 1, 0))
+        self.probs = (ctc_log_probs.float().exp() * inside[:, :, None]).transpose(1, 2).contiguous()  # (B, V, M)
+        # cumulative log-probabilities of each label, from 0 before the first frame: (B, V, M + 1)
+        self.cumulative = torch.nn.functional.pad(ctc_log_probs.double().cumsum(dim=1).transpose(1, 2), (1, 0))
         self.lens = lens
 
     def start(self, width: int) -> PrefixState:
         """The state of the empty prefix, `width` times per utterance."""
         start = torch.zeros_like(self.lens)
-        blank = self._along(self.cumulative[:, :, BLANK], start, self.window + 1)[:, None].expand(-1, width, -1)
+        blank = self._along(self.cumulative[:, BLANK], start, self.window + 1)[:, None].expand(-1, width, -1)
         last = torch.full(blank.shape[:2], -1, device=blank.device)
         return self._follow(PrefixState(torch.full_like(blank, NEVER), blank, last, start))
 
@@ -91,10 +91,10 @@ class CTCPrefixScorer:
         """Scores `(B, W, V)` of every prefix followed by every token; by `EOS`, that of the prefix as a whole."""
         total = torch.logaddexp(state.label, state.blank)
         probs = self._along(self.probs, state.start, self.window)
-        scores = self._log(total[:, :, :-1], lambda weights: weights @ probs)
+        scores = self._log(total[:, :, :-1], lambda weights: weights @ probs.transpose(1, 2))
         # a label that repeats the last one needs a blank between them
         repeat = state.last.clamp(min=0)
-        of_last = probs.gather(2, repeat[:, None, :].expand(-1, probs.shape[1], -1)).transpose(1, 2)
+        of_last = select_rows(probs, repeat)
         repeated = self._log(state.blank[:, :, :-1], lambda weights: (weights * of_last).sum(dim=2, keepdim=True))
         scores = torch.where((state.last >= 0)[:, :, None], scores.scatter(2, repeat[:, :, None], repeated), scores)
         scores[:, :, EOS] = self._ended(total, state.start)
@@ -106,9 +106,8 @@ class CTCPrefixScorer:
         state = state.reorder(parents)
         before = torch.where((tokens == state.last)[:, :, None], state.blank, torch.logaddexp(state.label, state.blank))
         cumulative = self._along(self.cumulative, state.start, self.window + 1)
-        along_label = cumulative.gather(2, tokens[:, None, :].expand(-1, cumulative.shape[1], -1)).transpose(1, 2)
-        label = self._recur(before, along_label)
-        blank = self._recur(label, cumulative[:, None, :, BLANK])
+        label = self._recur(before, select_rows(cumulative, tokens))
+        blank = self._recur(label, cumulative[:, None, BLANK])
         return self._follow(PrefixState(label, blank, tokens, state.start))
 
     def select(self, utterances: Tensor) -> CTCPrefixScorer:
@@ -120,24 +119,24 @@ class CTCPrefixScorer:
         return other
 
     def _along(self, x: Tensor, start: Tensor, size: int) -> Tensor:
-        """`size` entries over time of `x (B, M or M + 1, ...)` from `start (B,)`."""
-        if self.window == self.probs.shape[1]:
+        """`size` entries over time of `x (B, ..., M or M + 1)` from `start (B,)`."""
+        if self.window == self.probs.shape[2]:
             return x
         t = start[:, None] + torch.arange(size, device=start.device)
-        return x[torch.arange(len(x), device=x.device)[:, None], t]
+        return x.gather(-1, t.view(len(x), *[1] * (x.ndim - 2), size).expand(*x.shape[:-1], size))
 
     def _ended(self, total: Tensor, start: Tensor) -> Tensor:
         """Log-probability `(B, W)` of the prefixes as a whole, from `total (B, W, K + 1)` in the window at `start`."""
         last = (self.lens - start).clamp(0, self.window)
         ended = total.gather(2, last[:, None, None].expand(-1, total.shape[1], 1))[:, :, 0]
-        blank = self.cumulative[:, :, BLANK]
+        blank = self.cumulative[:, BLANK]
         rest = blank.gather(1, self.lens[:, None]) - blank.gather(1, (start + last)[:, None])
         return (ended + rest).clamp(min=NEVER)
 
     def _follow(self, state: PrefixState) -> PrefixState:
         """Moves the window on to where the hindmost hypothesis stands: it stands at the last frame by which it has lost
         little of its probability, and a quarter of the window is kept before that."""
-        M, K = self.probs.shape[1], self.window
+        M, K = self.probs.shape[2], self.window
         if K == M:
             return state
         total = torch.logaddexp(state.label, state.blank)
@@ -148,7 +147,7 @@ class CTCPrefixScorer:
         start = torch.maximum(start, state.start)
         t = (start - state.start)[:, None] + torch.arange(K + 1, device=start.device)
         known, index = (t <= K)[:, None, :], t.clamp(max=K)[:, None, :].expand_as(state.label)
-        blank = self.cumulative[:, :, BLANK]
+        blank = self.cumulative[:, BLANK]
         on = blank.gather(1, (state.start[:, None] + t).clamp(max=M)) - blank.gather(1, state.start[:, None] + K)
         label = state.label.gather(2, index).where(known, NEVER)
         later = total[:, :, -1:] + on[:, None, :]

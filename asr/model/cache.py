@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from asr.model.config import ModelConfig
 from asr.model.masks import additive_mask
+from asr.model.rows import select_rows
 
 GROWTH = 8  # positions by which a cache grows
 
@@ -61,7 +62,7 @@ class AttentionCache:
 
     def reorder(self, parents: Tensor) -> AttentionCache:
         """The cache in which hypothesis w of an utterance goes on from hypothesis `parents[b, w]`, `(B, W)`."""
-        return replace(self, foreign=self.foreign.gather(1, parents[:, :, None].expand_as(self.foreign)))
+        return replace(self, foreign=select_rows(self.foreign, parents))
 
     def select(self, utterances: Tensor) -> AttentionCache:
         """The cache of some of the utterances."""
@@ -70,22 +71,25 @@ class AttentionCache:
 
     def compact(self) -> AttentionCache:
         """The cache without the slots that are nobody's ancestors, where that saves a quarter; a host-device sync."""
-        lives = ~self.foreign[:, :, : self.filled].all(dim=1)
+        lives = ~self.foreign.all(dim=1)
         count = int(lives.sum(dim=1).max())
         if 4 * count > 3 * self.filled:
             return self
-        kept = lives.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
-        layers = [tuple(x.gather(2, _along(x, kept[:, None, :, None])) for x in layer) for layer in self.layers]
-        foreign = self.foreign.gather(2, _along(self.foreign, kept[:, None]))
-        shorter = replace(self, layers=layers, foreign=foreign, filled=count)
-        return shorter._longer(-count % (GROWTH * self.foreign.shape[1]))
+        room = min(count + -count % (GROWTH * self.foreign.shape[1]), lives.shape[1])
+        kept = lives.byte().argsort(dim=1, descending=True, stable=True)[:, :room]  # what is dead stays so
+        B, H = self.layers[0][0].shape[:2]
+        of_heads = kept.repeat_interleave(H, dim=0)
+        layers = [
+            tuple(select_rows(x.flatten(0, 1), of_heads).unflatten(0, (B, H)) for x in layer) for layer in self.layers
+        ]
+        foreign = self.foreign.gather(2, kept[:, None].expand(-1, self.foreign.shape[1], -1))
+        return replace(self, layers=layers, foreign=foreign, filled=count)
 
     def _longer(self, room: int) -> AttentionCache:
         """The cache with so many unused slots more: zeros, which weigh nothing where they are masked."""
-        layers = [tuple(nn.functional.pad(x, (0, 0, 0, room)) for x in layer) for layer in self.layers]
+        layers = [tuple(_padded(x, room) for x in layer) for layer in self.layers]
         return replace(self, layers=layers, foreign=nn.functional.pad(self.foreign, (0, room), value=True))
 
 
-def _along(x: Tensor, slots: Tensor) -> Tensor:
-    """`slots`, the same ones for all that `x` holds beside."""
-    return slots.expand(*x.shape[:2], -1, *x.shape[3:])
+def _padded(x: Tensor, room: int) -> Tensor:
+    return torch.cat([x, x.new_zeros(*x.shape[:2], room, x.shape[3])], dim=2)
