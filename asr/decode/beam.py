@@ -24,6 +24,7 @@ from asr.decode.top import top_k
 from asr.model.cache import AttentionCache
 from asr.model.decoder import DecoderState
 from asr.model.language_model import LanguageModel
+from asr.model.rows import select_rows
 from asr.model.transformer import Transformer
 
 # steps between two looks at who is done, and between two at what no hypothesis goes back to; on a GPU each is a sync
@@ -159,10 +160,9 @@ class BeamSearch:
         worst = torch.cat([best, ways.ending], dim=1).topk(W, dim=1).values[:, -1:]
         self._end(ways.ending.masked_fill(ways.ending < worst, 2 * NEVER), step)
         parents, tokens = index // score.shape[2], ways.tokens.flatten(1).gather(1, index)
-        history = parents[:, :, None].expand(-1, -1, step)
         self.running = Running(
-            tokens=torch.cat([now.tokens.gather(1, history), tokens[:, :, None]], dim=2),
-            scores=torch.cat([now.scores.gather(1, history), best[:, :, None]], dim=2),
+            tokens=torch.cat([select_rows(now.tokens, parents), tokens[:, :, None]], dim=2),
+            scores=torch.cat([select_rows(now.scores, parents), best[:, :, None]], dim=2),
             additive=ways.additive.flatten(1).gather(1, index) + options.length_bonus,
             repetition=now.repetition.advance(parents, tokens),
             decoder=decoder and decoder.reorder(parents),
@@ -216,8 +216,11 @@ class BeamSearch:
             self.running.repetition.forbid_(scores, self.options.max_repeats, NEVER)
 
     def compact(self) -> None:
-        """Drops from the caches what no hypothesis goes back to; a host-device sync."""
+        """Drops what no hypothesis goes back to from the caches, and from CTC's frames; a host-device sync."""
         now = self.running
+        if self.ctc:
+            self.ctc, ctc = self.ctc.forget(now.ctc)
+            now = replace(now, ctc=ctc)
         states = {name: getattr(now, name) for name in ("decoder", "lm")}
         self.running = replace(now, **{name: state and state.compact() for name, state in states.items()})
 
@@ -229,8 +232,7 @@ class BeamSearch:
         tokens = torch.cat([ended.tokens, torch.nn.functional.pad(now.tokens, room)], dim=1)
         scores = torch.cat([ended.scores, torch.nn.functional.pad(now.scores, room)], dim=1)
         lens = torch.cat([ended.lens, torch.full_like(ended.lens, step)], dim=1)
-        rows = index[:, :, None].expand(-1, -1, self.most)
-        self.ended = Ended(tokens.gather(1, rows), scores.gather(1, rows), lens.gather(1, index), best)
+        self.ended = Ended(select_rows(tokens, index), select_rows(scores, index), lens.gather(1, index), best)
 
     def _done(self, step: int) -> Tensor:
         """Which utterances `(B,)` do not change their n-best any more: log-probabilities only fall. (Less the internal

@@ -8,7 +8,7 @@ computed for the hypotheses that survive alone, by cumulative sums instead of a 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from asr.text.tokenizer import BLANK, EOS
 NEVER = -1e30  # log 0, finite so that differences stay defined
 HEARD = 0.25  # likelihood of a label that is not taken for noise (there 0.2 at most, in speech more than 0.7 somewhere)
 NEAR = 5.0  # nats below its best by which a hypothesis still counts as standing at a frame
+ARRIVED, BEHIND = 8.0, 4  # nats below its best from which on it has arrived, and frames that are kept before that
 
 
 def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
@@ -112,10 +113,27 @@ class CTCPrefixScorer:
 
     def select(self, utterances: Tensor) -> CTCPrefixScorer:
         """The scorer of some of the utterances."""
+        return self._like(*(x.index_select(0, utterances) for x in (self.probs, self.cumulative, self.lens)))
+
+    def forget(self, state: PrefixState) -> tuple[CTCPrefixScorer, PrefixState]:
+        """Both without the frames before all hypotheses of all utterances have arrived, where nothing is added to them
+        any more; a host-device sync."""
+        if self.window < self.probs.shape[2]:
+            return self, state
+        total = torch.logaddexp(state.label, state.blank)
+        best = total.amax(dim=2, keepdim=True)
+        arrived = (total >= best - ARRIVED).byte().argmax(dim=2)  # the first such frame
+        arrived = arrived.masked_fill(best[:, :, 0] <= NEVER, self.window)  # the impossible do not hold the others up
+        past = int(torch.minimum(arrived.amin(dim=1), self.lens).amin()) - BEHIND
+        if past <= 0:
+            return self, state
+        scorer = self._like(self.probs[:, :, past:], self.cumulative[:, :, past:], self.lens - past)
+        return scorer, replace(state, label=state.label[:, :, past:], blank=state.blank[:, :, past:])
+
+    def _like(self, probs: Tensor, cumulative: Tensor, lens: Tensor) -> CTCPrefixScorer:
         other = object.__new__(CTCPrefixScorer)
-        other.window = self.window
-        for name in ("probs", "cumulative", "lens"):
-            setattr(other, name, getattr(self, name).index_select(0, utterances))
+        other.probs, other.cumulative, other.lens = probs, cumulative, lens
+        other.window = min(self.window, probs.shape[2])
         return other
 
     def _along(self, x: Tensor, start: Tensor, size: int) -> Tensor:

@@ -84,6 +84,22 @@ def test_a_narrow_window_follows_the_hypotheses():
             states = [scorer.advance(state, *step) for scorer, state in zip(scorers, states, strict=True)]
 
 
+def test_frames_that_all_hypotheses_have_left_are_forgotten():
+    labels = [4, 5, 6, 4, 7, 5, 6, 4, 5]
+    early, late = [10, 14, 20, 80, 84, 90, 150, 152, 160], [40, 44, 50, 90, 100, 120, 170, 175, 180]
+    log_probs = torch.cat([confident(dict(zip(frames, labels, strict=True)), 260) for frames in (early, late)])
+    exact = scorer = CTCPrefixScorer(log_probs, torch.tensor([260, 200]))
+    whole, state, frames = exact.start(1), scorer.start(1), []
+    for label in [*labels, EOS]:
+        scorer, state = scorer.forget(state)
+        frames.append(state.label.shape[2] - 1)
+        assert torch.allclose(scorer.score(state), exact.score(whole), atol=0.01)
+        step = torch.zeros(2, 1, dtype=torch.long), torch.full((2, 1), label)
+        whole, state = exact.advance(whole, *step), scorer.advance(state, *step)
+    assert frames[0] == 260
+    assert 100 < frames[-1] < 120  # of which 100 lie before the end of the utterance that is behind
+
+
 def test_the_score_of_a_prefix_sums_over_all_paths():
     log_probs = torch.randn(1, 5, 6).log_softmax(dim=-1)
     scorer = CTCPrefixScorer(log_probs, torch.tensor([5]))
