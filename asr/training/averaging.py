@@ -1,10 +1,11 @@
-"""Averages of weights: over the best checkpoints ("Attention Is All You Need", section 6.1), and between a fine-tuned
-model and the one that it began as (Wortsman et al. 2022)."""
+"""Averages of weights: over the best checkpoints ("Attention Is All You Need", section 6.1), between a fine-tuned
+model and the one that it began as, and over trainings that began alike (Wortsman et al. 2022)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from asr.model.folder import ModelError
+from asr.model.speech_model import SpeechModel
+from asr.training.building import CONFIG_OF_THE_VOCABULARY, OF_THE_VOCABULARY
 from asr.training.resuming import ResumableData, read_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -89,3 +93,34 @@ def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> 
 def interpolate(weights: dict[str, Tensor], origin: dict[str, Tensor], share: float) -> dict[str, Tensor]:
     """(1 - share) · weights + share · origin, tensors of the same names and shapes."""
     return {name: torch.lerp(tensor, origin[name], share) for name, tensor in weights.items()}
+
+
+def average_models(folders: Sequence[str | Path]) -> SpeechModel:
+    """The first model with the mean of the weights of all; of one that writes other tokens, what belongs to these is
+    left out. Sums in float64.
+
+    Raises ModelError for a folder that holds no recogniser, or one of another shape than the first's."""
+    model = SpeechModel.load(folders[0])
+    totals = {name: (tensor.double(), 1) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    for folder in folders[1:]:
+        other = SpeechModel.load(folder)
+        own = OF_THE_VOCABULARY if other.tokenizer != model.tokenizer else ()
+        _check_alike(other, model, folder, CONFIG_OF_THE_VOCABULARY if own else ())
+        weights = other.state_dict()
+        for name, (total, count) in totals.items():
+            if not name.removeprefix("transformer.").startswith(own):
+                totals[name] = total + weights[name], count + 1
+    model.load_state_dict({name: (total / count).float() for name, (total, count) in totals.items()}, strict=False)
+    return model
+
+
+def _check_alike(model: SpeechModel, first: SpeechModel, folder: str | Path, besides: tuple[str, ...]) -> None:
+    """Raises ModelError naming what the model of `folder` has other than the first, `besides` some fields."""
+    if model.front_end.config != first.front_end.config:
+        raise ModelError(f"{folder}: other features than the first model's")
+    ours, theirs = first.transformer.config, model.transformer.config
+    for name in {field.name for field in fields(ours)} - {"vocab_size", "dropout", *besides}:
+        if getattr(ours, name) != getattr(theirs, name):
+            raise ModelError(
+                f"{folder}: {name} is {getattr(theirs, name)}, and {getattr(ours, name)} in the first model"
+            )

@@ -1,7 +1,14 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from asr.training.averaging import average_checkpoints, interpolate
+from asr.average import main
+from asr.model.folder import ModelError
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from asr.text.tokenizer import CharTokenizer
+from asr.training.averaging import average_checkpoints, average_models, interpolate
 
 
 def test_the_average_of_checkpoints_is_the_mean_of_their_weights(tmp_path):
@@ -21,3 +28,48 @@ def test_nothing_to_average_is_an_error():
 def test_between_two_models_lies_their_weighted_mean():
     after, before = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([5.0, 2.0])}
     assert interpolate(after, before, 0.25)["w"].tolist() == [2.0, 2.0]
+
+
+def another(model: SpeechModel, tokenizer=None, **config) -> SpeechModel:
+    """A model of the same shape with random weights of its own, besides `config`."""
+    tokenizer = tokenizer or model.tokenizer
+    shape = replace(model.transformer.config, vocab_size=len(tokenizer), **config)
+    return SpeechModel(model.front_end.config, Transformer(shape), tokenizer, model.normalizer_name)
+
+
+def test_the_average_of_models_is_the_mean_of_their_weights(tiny_model, tmp_path):
+    models = [tiny_model, another(tiny_model), another(tiny_model, dropout=0.3)]
+    for i, model in enumerate(models):
+        model.save(tmp_path / str(i))
+    main([*(str(tmp_path / str(i)) for i in range(3)), "--out", str(tmp_path / "mean")])
+    mean = SpeechModel.load(tmp_path / "mean").state_dict()
+    for name, *weights in zip(mean, *(model.state_dict().values() for model in models), strict=True):
+        torch.testing.assert_close(mean[name], sum(weights) / 3 if weights[0].is_floating_point() else weights[0])
+
+
+def test_of_a_model_with_other_tokens_what_belongs_to_these_is_left_out(tiny_model, tmp_path):
+    other = another(tiny_model, CharTokenizer.train(["abc"]))
+    tiny_model.save(tmp_path / "a")
+    other.save(tmp_path / "b")
+    mean = average_models([tmp_path / "a", tmp_path / "b"])
+    assert mean.tokenizer == tiny_model.tokenizer
+    ours, theirs = tiny_model.state_dict(), other.state_dict()
+    weights = mean.state_dict()
+    embedding, inner = "transformer.decoder.embedding.weight", "transformer.encoder.layers.0.attention.query.weight"
+    assert torch.equal(weights[embedding], ours[embedding])
+    torch.testing.assert_close(weights[inner], (ours[inner] + theirs[inner]) / 2)
+
+
+def test_models_of_other_shapes_have_no_mean(tiny_model, tmp_path):
+    tiny_model.save(tmp_path / "a")
+    another(tiny_model, activation="gelu").save(tmp_path / "b")
+    with pytest.raises(ModelError, match=r"b: activation is gelu, and \w+ in the first model"):
+        average_models([tmp_path / "a", tmp_path / "b"])
+
+
+def test_a_mean_is_not_written_over_what_it_is_of(tiny_model, tmp_path, capsys):
+    tiny_model.save(tmp_path / "a")
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path / "a"), "--out", str(tmp_path / "a")])
+    assert stop.value.code == 2
+    assert "would be written over what is read" in capsys.readouterr().err
