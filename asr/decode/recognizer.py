@@ -308,7 +308,7 @@ class Recognizer:
         padded = pad_sequence([torch.from_numpy(x) for x in inputs], batch_first=True).to(device)
         X, X_lens = self.model.front_end(padded, lens)
         if self.takes == "sound":
-            X_lens = X_lens.masked_fill(torch.linalg.vector_norm(padded, torch.inf, dim=1) < SILENCE, 0)
+            X_lens = X_lens.masked_fill(padded.abs().amax(dim=1) < SILENCE, 0)
         return X, X_lens
 
     @torch.inference_mode()
