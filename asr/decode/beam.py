@@ -29,7 +29,7 @@ from asr.model.transformer import Transformer
 
 # steps between two looks at who is done, and between two at what no hypothesis goes back to; on a GPU each is a sync
 LOOKS = {"cpu": (2, 4), "cuda": (8, 8)}
-CATCHING_UP = 10  # tokens whose bonus may bring a hypothesis back: more of them would cost more than they bring
+CATCHING_UP = 6  # tokens whose bonus may bring a hypothesis back: more of them would cost more than they bring
 LEAVING = 5  # those who are done leave when they are so many-th of the batch: moving the others takes as long as a step
 
 

@@ -70,10 +70,10 @@ class AttentionCache:
         return replace(self, layers=layers, foreign=self.foreign.index_select(0, utterances))
 
     def compact(self) -> AttentionCache:
-        """The cache without the slots that are nobody's ancestors, where that saves a quarter; a host-device sync."""
+        """The cache without the slots that are nobody's ancestors, where that saves a tenth; a host-device sync."""
         lives = ~self.foreign.all(dim=1)
         count = int(lives.sum(dim=1).max())
-        if 4 * count > 3 * self.filled:
+        if 10 * count > 9 * self.filled:
             return self
         room = min(count + -count % (GROWTH * self.foreign.shape[1]), lives.shape[1])
         kept = lives.byte().argsort(dim=1, descending=True, stable=True)[:, :room]  # what is dead stays so
