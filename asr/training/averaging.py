@@ -119,8 +119,7 @@ def _check_alike(model: SpeechModel, first: SpeechModel, folder: str | Path, bes
     if model.front_end.config != first.front_end.config:
         raise ModelError(f"{folder}: other features than the first model's")
     ours, theirs = first.transformer.config, model.transformer.config
-    for name in {field.name for field in fields(ours)} - {"vocab_size", "dropout", *besides}:
-        if getattr(ours, name) != getattr(theirs, name):
-            raise ModelError(
-                f"{folder}: {name} is {getattr(theirs, name)}, and {getattr(ours, name)} in the first model"
-            )
+    for name in (field.name for field in fields(ours) if field.name not in ("vocab_size", "dropout", *besides)):
+        own, wanted = getattr(theirs, name), getattr(ours, name)
+        if own != wanted:
+            raise ModelError(f"{folder}: {name} is {own}, and {wanted} in the first model")
