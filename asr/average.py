@@ -1,7 +1,7 @@
 """One model of several, the mean of their weights: `python -m asr.average exp/a/model exp/b/model --out exp/mean`.
 
-For trainings that began as the same model: their mean errs less than each of them, and takes no longer than one. How it
-decodes is to be tuned anew (asr.tune). Exit code 2 for models that are not alike.
+For trainings that began as the same model: their mean mostly errs less than each of them, and takes no longer than one.
+How it decodes is to be tuned anew (asr.tune). Exit code 2 for models that are not alike.
 """
 
 from __future__ import annotations

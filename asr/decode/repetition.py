@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from asr.model.rows import select_rows
+
 LONGEST_PERIOD = 32  # tokens of a block whose repetition is noticed
 
 
@@ -36,8 +38,7 @@ class Repetition:
 
     def advance(self, parents: Tensor, tokens: Tensor) -> Repetition:
         """Hypotheses `parents (B, W)` followed by `tokens (B, W)`."""
-        index = parents[:, :, None].expand_as(self.recent)
-        recent, runs = self.recent.gather(1, index), self.runs.gather(1, index)
+        recent, runs = select_rows(self.recent, parents), select_rows(self.runs, parents)
         newest = tokens[:, :, None]
         runs = torch.where(recent == newest, runs + 1, 0)
         return Repetition(torch.cat([newest, recent[:, :, :-1]], dim=2), runs)
