@@ -46,7 +46,6 @@ def with_precision(
             raise ValueError(f"precision: int8 is for CPUs with AVX512-VNNI or AMX; take {quick} here")
         quantize(model, getattr(torch, quick))
         precision = quick
-    if precision == "bfloat16":
+    elif precision == "bfloat16":
         model.to(torch.bfloat16)
-        return pack(model) if can_pack(device) else model
-    return model
+    return pack(model) if precision == "bfloat16" and can_pack(device) else model

@@ -13,6 +13,8 @@ Nothing is measured, so that a model may have more that lies far out: look at it
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
@@ -27,13 +29,13 @@ LEAST = {"relu": 0.0, "gelu": -0.17, "swish": -0.279}  # what an activation give
 class QuantizedNorm(Packed):
     """A layer norm in `steps (D,)` a standard deviation, `(..., D)` to whole numbers of the same shape."""
 
-    def __init__(self, norm: nn.LayerNorm, steps: Tensor, dtype: torch.dtype):
+    def __init__(self, norm: nn.LayerNorm, steps: Tensor):
         super().__init__()
         self.shape, self.eps = norm.normalized_shape, norm.eps
-        self.gain = steps.to(dtype)
+        self.gain = steps
 
     def forward(self, x: Tensor) -> Tensor:
-        normalized = nn.functional.layer_norm(x, self.shape, self.gain, None, self.eps)
+        normalized = nn.functional.layer_norm(x.float(), self.shape, self.gain, None, self.eps)
         signed = normalized.round_().clamp_(-ZERO, 255 - ZERO).to(torch.int8)  # five times as fast as to uint8
         return signed.view(torch.uint8).bitwise_xor_(ZERO)
 
@@ -84,16 +86,22 @@ def can_quantize(device: torch.device) -> bool:
 
 @torch.no_grad()
 def quantize(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The float32 model with the linear layers that follow a norm in whole numbers, in place; the others are to compute
-    in `dtype`. For inference alone, and no longer to be saved."""
+    """The float32 model with the linear layers that follow a norm in whole numbers, in place; attention and the other
+    layers compute in `dtype`, but norms and the residual stream in float32, in which torch is twice as fast at them as
+    in bfloat16. For inference alone, and no longer to be saved."""
     for layer in layers_of(model):
         for name, residual in list(layer.named_children()):
             if isinstance(residual, Residual) and residual.norm_first:
                 sublayer = getattr(layer, name.removesuffix("_residual"))
                 linears = _behind(sublayer, name)
-                steps = _steps(linears, residual.norm).to(dtype).float()  # as the norm will have them
+                steps = _steps(linears, residual.norm)
                 _quantize(sublayer, [_with_norm(linear, residual.norm, steps) for linear in linears], steps, dtype)
-                residual.norm = QuantizedNorm(residual.norm, steps, dtype)
+                residual.norm = QuantizedNorm(residual.norm, steps)
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    exact = [copy.deepcopy(norm.state_dict()) for norm in norms]
+    model.to(dtype)
+    for norm, parameters in zip(norms, exact, strict=True):
+        norm.float().load_state_dict(parameters)
     return model
 
 
@@ -122,9 +130,9 @@ def _quantize(sublayer: nn.Module, folded: list[tuple[Tensor, Tensor]], steps: T
         zero = round(-LEAST[kind] / scale)
         sublayer[0] = QuantizedLinear(weight, bias, 1.0, ZERO, (scale, zero, torch.uint8), kind)
         sublayer[1] = nn.Identity()
-        sublayer[3] = QuantizedLinear(second.weight, second.bias, scale, zero, (1.0, 0, dtype))
+        sublayer[3] = QuantizedLinear(second.weight, second.bias, scale, zero, (1.0, 0, torch.float32))
     elif isinstance(sublayer, ConvolutionModule):
-        sublayer.expand = QuantizedLinear(*folded[0], 1.0, ZERO, (1.0, 0, dtype))
+        sublayer.expand = QuantizedLinear(*folded[0], 1.0, ZERO, (1.0, 0, torch.float32))
     elif len(folded) == 1:
         sublayer.query = QuantizedLinear(*folded[0], 1.0, ZERO, (1.0, 0, dtype))
     else:

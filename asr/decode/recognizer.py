@@ -35,7 +35,7 @@ Recording = str | os.PathLike | np.ndarray
 
 FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
-SOON = 15.0  # seconds of sound that are read before the first are decoded; then twice as many each time
+SOON = 15.0  # seconds of sound that are read before the first are decoded; then four times as many each time
 KERNELS = 64  # kept on a CPU: hardly a batch has the shape of another
 ENCODED = 60.0  # seconds of sound that the encoder of a CPU gets at once: what a layer gives stays in the cache
 BATCHES_AHEAD = 5  # at most as many batches of pieces are read before they are sorted by length and decoded
@@ -175,7 +175,7 @@ class Recognizer:
                 seconds += len(piece.samples) / self.rate
             if seconds >= ahead:
                 self._decode(pieces, progress)
-                pieces, seconds, ahead = [], 0.0, min(2 * ahead, BATCHES_AHEAD * self.batch_seconds)
+                pieces, seconds, ahead = [], 0.0, min(4 * ahead, BATCHES_AHEAD * self.batch_seconds)
                 while waiting and waiting[0].is_read:
                     yield waiting.pop(0).transcript()
         self._decode(pieces, progress)
