@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # The English model that ships: from a folder of corpora to a model folder and a WER table. A first training on the
 # speech as it is; a second goes on with it, deeper, with as much of people's again, spliced from its words, and distorts
-# it all.
-#   recipes/english/run.sh --speech DIR [--text FILE] [--quick N] [--kokoro DIR] [--out exp/english] [--stage 1]
-#                          [--stop-stage 8] [option=value ...]
+# it all; from there more of them, each with splices of its own, and the mean of the weights of all.
+#   recipes/english/run.sh --speech DIR [--text FILE] [--quick N] [--kokoro DIR] [--more N] [--out exp/english]
+#                          [--stage 1] [--stop-stage 9] [option=value ...]
 # --speech holds *.train.tar, *.dev.tar and perhaps *.test.tar (a manifest.jsonl and its audio in each); --text is for a
 # language model, a sentence a line (.xz, .gz or plain). Of its sentences hibari and flite speak N for the training, and
-# Kokoro 8,000, where DIR holds kokoro.onnx and voices/ (recipes/synthesis says where to get all three).
+# Kokoro 8,000, where DIR holds kokoro.onnx and voices/ (recipes/synthesis says where to get all three). --more: how many
+# trainings go on from the second, one after another (none).
 # Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
-speech='' text='' kokoro='' quick=''
-parse "speech text kokoro quick" exp/english 8 "$@"
+speech='' text='' kokoro='' quick='' more=0
+parse "speech text kokoro quick more" exp/english 9 "$@"
 shopt -s nullglob extglob
 [ -z "$kokoro$quick" ] || [ -n "$text" ] || wrong "--kokoro and --quick speak sentences of --text FILE, which is missing"
+[[ $more =~ ^[0-9]+$ ]] || wrong "--more is a number of trainings"
 
 if begin 1 cuts; then
   for part in train dev; do
@@ -56,17 +58,32 @@ if begin 4 "new utterances of the training speech's words"; then
 fi
 
 if begin 5 "training on, distorted (conf/experiment/english_distorted.yaml says how long)"; then
-  train "$out" english_distorted "$(joined "$cuts"/*.train.jsonl.gz "$cuts/spliced.jsonl.gz")" \
+  train "$out/second" english_distorted "$(joined "$cuts"/*.train.jsonl.gz "$cuts/spliced.jsonl.gz")" \
     "$(joined "$cuts"/*.some.jsonl.gz)" "init_from=$(quoted "$out/first/model")"
   finish
 fi
 
-if [ -n "$text" ] && begin 6 "language model"; then
+if begin 6 "$more trainings more (conf/experiment/english_more.yaml says how long), and the mean of all"; then
+  models=("$out/second/model")
+  for ((i = 1; i <= more; i++)); do
+    rm -rf "$cuts/spliced-$i"
+    python -m asr.corpus splice "$cuts/aligned.jsonl.gz" --seed "$i" --wav "$cuts/spliced-$i" \
+      --out "$cuts/spliced-$i.jsonl.gz"
+    train "$out/more/$i" english_more "$(joined "$cuts"/*.train.jsonl.gz "$cuts/spliced-$i.jsonl.gz")" \
+      "$(joined "$cuts"/*.some.jsonl.gz)" "init_from=$(quoted "$out/second/model")" "seed=$i"
+    models+=("$out/more/$i/model")
+  done
+  rm -rf "$out/model" # with how another one decodes
+  python -m asr.average "${models[@]}" --out "$out/model" --dtype int8
+  finish
+fi
+
+if [ -n "$text" ] && begin 7 "language model"; then
   language_model "$text" epochs=3
   finish
 fi
 
-if begin 7 "weights of decoding, confidences"; then
+if begin 8 "weights of decoding, confidences"; then
   fused=()
   [ -z "$text" ] || fused=(--lm "$out/lm/model" --lm-weights 0.5 0.7 --ilm-weights 0 0.5 --beam-size 6)
   python -m asr.tune "$cuts"/*.some.jsonl.gz --model "$out/model" --ctc-weights 0.3 0.5 --length-bonuses 0 0.5 \
@@ -74,7 +91,7 @@ if begin 7 "weights of decoding, confidences"; then
   finish
 fi
 
-if begin 8 WER; then
+if begin 9 WER; then
   {
     echo "| set | WER, errors |"
     echo "| --- | --- |"

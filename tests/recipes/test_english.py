@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
+from safetensors.torch import load_file
 
 from asr.audio.reading import SAMPLE_RATE
 from tests.recipes.conftest import SMALL, run_recipe
@@ -35,21 +37,25 @@ def test_from_the_corpora_to_the_table(tmp_path, programs):
         write_tar(tmp_path / f"{name}.tar", size)
     (tmp_path / "books.txt").write_text("Yes, yes.\nYes!\n" * 10)
     text = ("--text", tmp_path / "books.txt")
-    done = run_recipe(
-        *("english", "--speech", tmp_path, *text, *SMALL, "model.encoder_layers=4", "tokenizer.kind=char"),
-        cwd=tmp_path,
-        programs=programs,
-    )
+    more = ("--more", "1", *SMALL, "model.encoder_layers=4", "tokenizer.kind=char")
+    done = run_recipe("english", "--speech", tmp_path, *text, *more, cwd=tmp_path, programs=programs)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "exp" / "english" / "RESULTS.md").read_text().splitlines()
     assert [row.split(" | ")[0] for row in table[2:]] == ["| a.dev", "| b.dev", "| c.test"]
     model = tmp_path / "exp" / "english" / "model"
     assert (model / "model.safetensors").is_file() and (model / "lm" / "model.safetensors").is_file()
     assert json.loads((model / "config.json").read_text())["model"]["encoder_layers"] == 4 + 4
+    folders = (model.parent / "second" / "model", model.parent / "more" / "1" / "model", model)
+    weights = [load_file(folder / "model.safetensors") for folder in folders]
+    second, more, mean = (each["transformer.decoder.norm.bias"].float() for each in weights)
+    assert not torch.equal(second, more)
+    torch.testing.assert_close(mean, (second + more) / 2, atol=1e-5, rtol=1e-3)
     assert json.loads((model / "decoding.json").read_text())["options"]["beam_size"] == 6
 
 
-@pytest.mark.parametrize("arguments", [["--speech", "nowhere"], ["--speech", ".", "--quick", "4"], ["--frobnicate"]])
+@pytest.mark.parametrize(
+    "arguments", [["--speech", "nowhere"], ["--speech", ".", "--quick", "4"], ["--frobnicate"], ["--more", "x"]]
+)
 def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
     done = run_recipe("english", *arguments, cwd=tmp_path)
     assert done.returncode == 2
