@@ -88,7 +88,8 @@ class BeamSearch:
             for ids in (model.config.suppressed, model.config.suppressed_first)
         )
         self.decoder = model.decoder if options.ctc_weight < 1 else None
-        self.ilm = model.bigram.log_probs if self.decoder and options.ilm_weight else None  # (V, V)
+        subtracts = self.decoder is not None and options.ilm_weight
+        self.ilm = options.ilm_weight * model.bigram.log_probs if subtracts else None  # (V, V)
         ctc_log_probs = model.ctc_log_probs(memory) if options.ctc_weight else None
         self.ctc = None if ctc_log_probs is None else CTCPrefixScorer(ctc_log_probs, memory_lens, options.ctc_window)
         self.generator = torch.Generator(memory.device).manual_seed(0) if options.temperature else None
@@ -147,13 +148,14 @@ class BeamSearch:
             log_probs = log_probs * options.lm_weight
             gains = log_probs if gains is None else gains + log_probs
         if self.ilm is not None:
-            gains = gains - options.ilm_weight * self.ilm[newest]
+            gains = gains - torch.nn.functional.embedding(newest, self.ilm)
         # all hypotheses are alike at first: one is enough
         dead = now.scores[:, :, -1] <= NEVER if step else (torch.arange(W, device=newest.device) > 0).expand_as(newest)
         if options.temperature:  # a draw that has ended is not to be overtaken
             dead = dead | (self.ended.score > NEVER)
         ways = self._ways_with_ctc(gains, dead, step) if self.ctc else self._ways(gains, dead, step)
-        score = torch.where((step < self.limit)[:, None, None], ways.score + options.length_bonus, NEVER)
+        bonus = torch.where(step < self.limit, options.length_bonus, 2 * NEVER)
+        score = ways.score + bonus[:, None, None]
         # a hypothesis ends only where that is among the W best ways to go on: otherwise every prefix would be a
         # candidate, and a short one could win; a beam of one is greedy search
         best, index = score.flatten(1).topk(W, dim=1)
