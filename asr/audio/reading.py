@@ -321,8 +321,10 @@ def _soundfile_blocks(sound, most: int, promised: int, name: str, error_type: ty
 
 def _finite(block: np.ndarray, name: str) -> np.ndarray:
     """What is no number becomes silence or full scale. Raises AudioError for a sample that cannot be one."""
-    block = np.nan_to_num(block, nan=0.0, posinf=1.0, neginf=-1.0)
     peak = np.abs(block).max(initial=0.0)
+    if not np.isfinite(peak):
+        block = np.nan_to_num(block, nan=0.0, posinf=1.0, neginf=-1.0)
+        peak = np.abs(block).max(initial=0.0)
     if peak > LOUDEST:
         raise AudioError(f"{name}: damaged (a sample of {peak:g})")
     return block
