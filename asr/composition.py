@@ -7,6 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ VARYING = ("model.safetensors", "decoding.json", "README.md")  # what models of 
 ORIGINS = ("tokenizer", "init_from", "init_decoder_from")  # folders, which may have moved
 
 
+@cache
 def register() -> None:
     """Tells Hydra the schemas, so that types are checked, the model presets as the group `model`, and how to find what
     ships with the project (`${shipped:data/digits/train.tar}`)."""

@@ -1,7 +1,8 @@
 """Commands without the seconds of their imports: a process that has imported what they need forks itself for each.
 
-`programs()` starts it and gives a folder whose `python` asks it for modules (`python -m ...`), with the arguments,
-environment, working directory and standard streams of whoever calls; all else goes to the interpreter.
+`programs()` starts it and gives a folder whose `python` asks it for commands (`python -m asr...`), with the arguments,
+environment, working directory and standard streams of whoever calls; all else goes to the interpreter. A command that
+starts others, as a training by two processes does, starts them with that `python`, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PYTHON = """#!{python} -SE
 import json, os, socket, sys
-if sys.argv[1:2] != ["-m"]:
+if sys.argv[1:2] != ["-m"] or not sys.argv[2].startswith("asr."):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
@@ -36,7 +37,7 @@ with socket.socket(socket.AF_UNIX) as server:
 
 @contextmanager
 def programs() -> Iterator[Path]:
-    """A folder with a quick `python`, while it lasts."""
+    """A folder with a quick `python`, while it lasts, and the `pid` of the process whose children are what it runs."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
         address, python = f"{folder}/socket", Path(folder, "python")
@@ -46,6 +47,7 @@ def programs() -> Iterator[Path]:
                 assert server.stdout.readline() == b"ready\n"
                 python.write_text(PYTHON.format(python=sys.executable, address=address))
                 python.chmod(0o755)
+                python.with_name("pid").write_text(str(server.pid))
                 yield python.parent
             finally:
                 os.killpg(server.pid, signal.SIGKILL)
@@ -70,6 +72,7 @@ def serve(address: str) -> None:
             if not os.fork():
                 server.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                sys.executable = str(Path(address).with_name("python"))
                 _answer(connection)
             connection.close()
 
@@ -80,10 +83,13 @@ def _answer(connection: socket.socket) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    from lightning.pytorch.utilities import rank_zero_only
+
     arguments, folder, environment = json.loads(connection.makefile("rb").read())
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    rank_zero_only.rank = int(environment.get("LOCAL_RANK", 0))  # which Lightning asks for when it is imported
     sys.argv = arguments
     code: object = 1
     try:

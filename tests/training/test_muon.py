@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing import spawn
+from torch.multiprocessing import start_processes
 
 import asr.training.muon
 from asr.training.muon import QUINTICS, Muon, orthogonalized
@@ -115,7 +115,7 @@ def after_three_steps() -> list[torch.Tensor]:
 
 
 def test_two_processes_each_orthogonalise_a_share(tmp_path):
-    spawn(stepped, (tmp_path,), nprocs=2)
+    start_processes(stepped, (tmp_path,), nprocs=2, start_method="fork")
     for rank in range(2):
         moved, matrices = torch.load(tmp_path / f"{rank}.pt")
         assert matrices == 3 * [2, 1, 1]  # of three, of one and of one

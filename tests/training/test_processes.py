@@ -1,5 +1,6 @@
 """Two processes train as one does: the same global batch, no utterance twice, none missing."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,6 @@ import torch
 from asr.training.building import build_model, build_tokenizer
 from asr.training.data import SpeechData
 from asr.training.trainer import begin
-from tests.conftest import ROOT
 from tests.training.tones import options
 
 SETTINGS = ["epochs=4", "data.speeds=[1.0]", "data.batch_seconds=2", "data.max_seconds=2", "spec_augment.freq_masks=0"]
@@ -94,21 +94,23 @@ def test_two_processes_arrive_where_one_does(train, trained):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the other process in /proc")
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_when_a_process_is_killed_the_training_is_resumed_as_if_nothing_had_happened(train, trained, strategy):
+def test_when_a_process_is_killed_the_training_is_resumed_as_if_nothing_had_happened(
+    train, trained, programs, strategy
+):
     folder, _ = trained
     killed = folder / f"killed_{strategy}"
-    words = [sys.executable, *command(folder, killed, *two(strategy), "validate_every=2")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment) as first:
+    words = [programs / "python", *command(folder, killed, *two(strategy), "validate_every=2")]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as caller:
         last = killed / "checkpoints" / "last.ckpt"
-        while not last.exists() and first.poll() is None:
+        while not last.exists() and caller.poll() is None:
             time.sleep(0.01)
-        second = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
-        for process in second:
-            os.kill(int(process), signal.SIGKILL)
+        server = (programs / "pid").read_text()
+        first, second = map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())
+        os.kill(second, signal.SIGKILL)
         time.sleep(0.5)
-        first.kill()
-    assert second and not (killed / "model").exists()
+        with contextlib.suppress(ProcessLookupError):  # it may have ended on its own
+            os.kill(first, signal.SIGKILL)
+    assert not (killed / "model").exists()
     resumed = train(folder, killed, *two(strategy), "resume=true")
     assert resumed.returncode == 0, resumed.stderr
     assert_same_weights(killed, folder / strategy, atol=1e-6)
