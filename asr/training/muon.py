@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
+from asr.decode.precision import best_precision
+
 MOMENTUM = 0.95
 # (a, b, c) of a x + b x³ + c x⁵, one a step: as near to 1 as such a polynomial can be where the one before it leaves
 # singular values from 0.003 to 1, and 2 % beyond, for what bfloat16 rounds; they end between 0.77 and 1.23 (Amsel et
@@ -29,8 +31,9 @@ QUINTICS = (
 
 
 def orthogonalized(M: Tensor) -> Tensor:
-    """Nearly U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, by Newton and Schulz's iteration: bfloat16."""
-    X = M.bfloat16()
+    """Nearly U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, by Newton and Schulz's iteration, in bfloat16 where that is
+    quick (without it a CPU takes 25 times as long in bfloat16 as in float32)."""
+    X = M.bfloat16() if best_precision(M.device) == "bfloat16" else M.float()
     X = X / torch.linalg.matrix_norm(X, keepdim=True).clamp(min=1e-7)
     for a, b, c in QUINTICS:
         if M.shape[1] > M.shape[2]:

@@ -16,11 +16,15 @@ from tests.training.tones import options
 SHAPES = [(24, 24), (24, 40), (40, 24), (24, 24)]
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 @pytest.mark.parametrize("shape", [(16, 16), (16, 64)])
-def test_a_matrix_keeps_its_singular_vectors_and_gets_singular_values_near_one(shape):
+def test_a_matrix_keeps_its_singular_vectors_and_gets_singular_values_near_one(shape, precision, monkeypatch):
+    monkeypatch.setattr(asr.training.muon, "best_precision", lambda device: precision)
     M = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
     U, _, V = torch.linalg.svd(M, full_matrices=False)
-    among_them = U.mT @ orthogonalized(M).float() @ V.mT
+    found = orthogonalized(M)
+    assert found.dtype == getattr(torch, precision)  # what the hardware is quick at
+    among_them = U.mT @ found.float() @ V.mT
     values = among_them.diagonal(dim1=1, dim2=2)
     assert values.min() > 0.5 and values.max() < 1.3
     assert (among_them - torch.diag_embed(values)).abs().max() < 0.1
