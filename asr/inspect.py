@@ -11,6 +11,8 @@ import base64
 import html
 import io
 import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,10 +112,7 @@ def page(observation: Observation, name: str, start: float = 0.0) -> str:
         ("Self-attention of the encoder", observation.self_attention, plots.self_attention),
     ):
         layers, heads = weights.shape[:2]
-        images = (
-            _image(draw(observation, layer, head), f' data-layer="{layer}" data-head="{head}" hidden')
-            for layer, head in product(range(1, layers + 1), range(1, heads + 1))
-        )
+        images = _images(partial(draw, observation), product(range(1, layers + 1), range(1, heads + 1)))
         chosen = f"<p><label>layer {_select(layers, layers)}</label> <label>head {_select(heads, 1)}</label></p>\n"
         sections.append(_section(title, chosen + "\n".join(images), f' data-layers="{layers}"'))
     sections.append(_section("Every head: entropy and diagonality", _image(plots.heads(observation))))
@@ -138,6 +137,19 @@ def _section(title: str, content: str, attributes: str = "") -> str:
 def _select(count: int, chosen: int) -> str:
     options = (f"<option{' selected' if i == chosen else ''}>{i}</option>" for i in range(1, count + 1))
     return f"<select>{''.join(options)}</select>"
+
+
+def _images(draw: Callable[[int, int], Figure], which: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """The pictures of heads of layers, hidden. All have the same axes: they are fitted in for the first alone."""
+    place = None
+    for layer, head in which:
+        figure = draw(layer, head)
+        (axes,) = figure.axes
+        if place:
+            figure.set_layout_engine("none")
+            axes.set_position(place)
+        yield _image(figure, f' data-layer="{layer}" data-head="{head}" hidden')
+        place = axes.get_position()
 
 
 def _image(figure: Figure, attributes: str = "") -> str:
