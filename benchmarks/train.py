@@ -214,7 +214,7 @@ def main() -> None:
         return
     from asr.decode.precision import best_precision
 
-    precisions = PRECISIONS[: 1 + (best_precision(args.device) == "bfloat16")]  # without it, bfloat16 takes hours
+    precisions = PRECISIONS[: 1 + (best_precision(args.device) == "bfloat16")]  # emulated, it takes hours
     rows = [(toolkit, precision) for toolkit in TOOLKITS for precision in precisions]
     found: dict[tuple[str, str], list] = {name: [] for name in rows}
     for _ in range(args.rounds):

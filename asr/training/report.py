@@ -69,8 +69,9 @@ def _plots(panels: list[tuple[str, dict[str, list]]]) -> str:
     from matplotlib.figure import Figure
 
     rows = max(1, -(-len(panels) // 2))
-    figure = Figure(figsize=(11, 3.2 * rows))
-    figure.subplots_adjust(0.07, 0.5 / (3.2 * rows), 0.98, 1 - 0.4 / (3.2 * rows), 0.18, 0.42)
+    width, height = 11, 3.2 * rows
+    figure = Figure(figsize=(width, height))
+    figure.subplots_adjust(left=0.07, right=0.98, bottom=0.5 / height, top=1 - 0.4 / height, wspace=0.18, hspace=0.42)
     for i, (title, curves) in enumerate(panels):
         axes = figure.add_subplot(rows, 2, i + 1, title=title, xlabel="update")
         for name, points in curves.items():
