@@ -31,8 +31,8 @@ QUINTICS = (
 
 
 def orthogonalized(M: Tensor) -> Tensor:
-    """Nearly U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, by Newton and Schulz's iteration, in bfloat16 where that is
-    quick (without it a CPU takes 25 times as long in bfloat16 as in float32)."""
+    """Nearly U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, by Newton and Schulz's iteration: bfloat16, or float32
+    where the hardware has it not (a CPU without it takes 25 times as long to emulate it)."""
     X = M.bfloat16() if best_precision(M.device) == "bfloat16" else M.float()
     X = X / torch.linalg.matrix_norm(X, keepdim=True).clamp(min=1e-7)
     for a, b, c in QUINTICS:
