@@ -27,7 +27,6 @@ from tests.test_shipped import SAMPLES
 STRATEGIES = {
     "beam": {},
     "beam alone": {"lm_weight": 0.0, "ilm_weight": 0.0},
-    "beam with a window": {"ctc_window": 40},
     "greedy": {"strategy": "greedy"},
     "drawn": {"strategy": "greedy", "temperature": 0.5},
     "ctc": {"strategy": "ctc"},

@@ -50,8 +50,8 @@ class Running:
 class Ended:
     """The W best ended hypotheses of B utterances, best first."""
 
-    tokens: Tensor  # (B, W, most)
-    scores: Tensor  # (B, W, most) after each token
+    tokens: Tensor  # (B, W, steps)
+    scores: Tensor  # (B, W, steps) after each token
     lens: Tensor  # (B, W)
     score: Tensor  # (B, W)
 
@@ -59,10 +59,11 @@ class Ended:
 class Ways(NamedTuple):
     """How B utterances' W hypotheses can go on: by one of C tokens, or by ending."""
 
-    tokens: Tensor  # (B, W, C)
-    score: Tensor  # (B, W, C) of the hypothesis with the token, without the bonus for it
-    additive: Tensor  # (B, W, C) the part of it that is a sum over tokens
-    ending: Tensor  # (B, W) the hypothesis' score if it ends here
+    tokens: Tensor | None  # (B, W, C); None: by all, C = V
+    base: Tensor  # (B, W) of each hypothesis, to which a token adds; double, as sums are that grow with the tokens
+    gains: Tensor  # (B, W, C) what it adds, without the bonus for it; single precision
+    additive: Tensor | None  # (B, W, C) the part of the gain that is a sum over tokens; None: nothing
+    ending: Tensor  # (B, W) the hypothesis' score if it ends here, double
 
 
 class BeamSearch:
@@ -78,6 +79,7 @@ class BeamSearch:
     ):
         self.options = options
         self.config = model.config
+        self.look_at_done, self.look_at_past = LOOKS["cpu" if memory.device.type == "cpu" else "cuda"]
         self.lm = language_model if options.lm_weight else None
         self.limit = model.config.most_tokens(memory_lens)  # of a hypothesis
         if self.lm is not None and self.lm.config.longest_transcript is not None:
@@ -91,7 +93,7 @@ class BeamSearch:
         subtracts = self.decoder is not None and options.ilm_weight
         self.ilm = options.ilm_weight * model.bigram.log_probs if subtracts else None  # (V, V)
         ctc_log_probs = model.ctc_log_probs(memory) if options.ctc_weight else None
-        self.ctc = None if ctc_log_probs is None else CTCPrefixScorer(ctc_log_probs, memory_lens, options.ctc_window)
+        self.ctc = None if ctc_log_probs is None else CTCPrefixScorer.of(ctc_log_probs, memory_lens)
         self.generator = torch.Generator(memory.device).manual_seed(0) if options.temperature else None
         self.places = torch.arange(len(memory), device=memory.device)  # of the utterances in the batch
         self.found: list[list[Hypothesis]] = [[] for _ in range(len(memory))]
@@ -99,10 +101,9 @@ class BeamSearch:
 
     def run(self) -> list[list[Hypothesis]]:
         """The `options.nbest` best hypotheses of each utterance, best first."""
-        look_at_done, look_at_past = LOOKS["cpu" if self.places.device.type == "cpu" else "cuda"]
         for step in range(1, self.most + 2):
             self.advance(step - 1)
-            if step % look_at_done == 0:
+            if step % self.look_at_done == 0:
                 done = self._done(step)
                 count = int(done.sum())
                 if count * LEAVING >= len(done):
@@ -110,7 +111,7 @@ class BeamSearch:
                     if count == len(done):
                         return self.found
                     self._keep((~done).nonzero()[:, 0])
-            if step % look_at_past == 0:
+            if step % self.look_at_past == 0:
                 self.compact()
         self._collect(torch.ones_like(self.places, dtype=torch.bool))
         return self.found
@@ -122,17 +123,20 @@ class BeamSearch:
         for token in self.config.prompt[:-1]:
             prompt = lens.new_full((B, W), token)
             decoder = decoder and self.decoder.step(prompt, decoder)[1]
+        ctc = None
+        if self.ctc:
+            self.ctc, ctc = self.ctc.follow(self.ctc.start(W), self.look_at_past)
         running = Running(
             tokens=lens.new_zeros(B, W, 0),
             scores=zero.new_zeros(B, W, 0),
             additive=zero,
             repetition=Repetition.start(B, W, memory.device),
             decoder=decoder,
-            ctc=self.ctc and self.ctc.start(W),
+            ctc=ctc,
             lm=self.lm and self.lm.start(B, W),
         )
-        table = (lens.new_zeros(B, W, self.most), zero.new_zeros(B, W, self.most), lens.new_zeros(B, W))
-        return running, Ended(*table, torch.full_like(zero, 2 * NEVER))
+        nothing = lens.new_zeros(B, W)
+        return running, Ended(running.tokens, running.scores, nothing, torch.full_like(zero, 2 * NEVER))
 
     def advance(self, step: int) -> None:
         """One more token for every hypothesis."""
@@ -142,30 +146,35 @@ class BeamSearch:
         gains, decoder, lm = None, None, None
         if self.decoder is not None:
             gains, decoder = self.decoder.step(newest, now.decoder)
-            gains = gains * (1 - options.ctc_weight) if options.ctc_weight else gains
+            gains = gains.mul_(1 - options.ctc_weight) if options.ctc_weight else gains
         if self.lm is not None:
             log_probs, lm = self.lm.step(newest, now.lm)
-            log_probs = log_probs * options.lm_weight
-            gains = log_probs if gains is None else gains + log_probs
+            log_probs = log_probs.mul_(options.lm_weight)
+            gains = log_probs if gains is None else gains.add_(log_probs)
         if self.ilm is not None:
-            gains = gains - torch.nn.functional.embedding(newest, self.ilm)
+            gains.sub_(torch.nn.functional.embedding(newest, self.ilm))
         # all hypotheses are alike at first: one is enough
         dead = now.scores[:, :, -1] <= NEVER if step else (torch.arange(W, device=newest.device) > 0).expand_as(newest)
         if options.temperature:  # a draw that has ended is not to be overtaken
             dead = dead | (self.ended.score > NEVER)
         ways = self._ways_with_ctc(gains, dead, step) if self.ctc else self._ways(gains, dead, step)
-        bonus = torch.where(step < self.limit, options.length_bonus, 2 * NEVER)
-        score = ways.score + bonus[:, None, None]
+        lead = ways.base - ways.base.amax(dim=1, keepdim=True)
+        index = (ways.gains + lead.float()[:, :, None]).flatten(1).topk(W, dim=1).indices
+        parents = index // ways.gains.shape[2]
+        tokens = index % ways.gains.shape[2] if ways.tokens is None else ways.tokens.flatten(1).gather(1, index)
+        bonus = torch.where(step < self.limit, options.length_bonus, 2 * NEVER)[:, None]
+        best = ways.base.gather(1, parents) + ways.gains.flatten(1).gather(1, index) + bonus
         # a hypothesis ends only where that is among the W best ways to go on: otherwise every prefix would be a
         # candidate, and a short one could win; a beam of one is greedy search
-        best, index = score.flatten(1).topk(W, dim=1)
         worst = torch.cat([best, ways.ending], dim=1).topk(W, dim=1).values[:, -1:]
         self._end(ways.ending.masked_fill(ways.ending < worst, 2 * NEVER), step)
-        parents, tokens = index // score.shape[2], ways.tokens.flatten(1).gather(1, index)
+        additive = now.additive.gather(1, parents) + options.length_bonus
+        if ways.additive is not None:
+            additive += ways.additive.flatten(1).gather(1, index)
         self.running = Running(
             tokens=torch.cat([select_rows(now.tokens, parents), tokens[:, :, None]], dim=2),
             scores=torch.cat([select_rows(now.scores, parents), best[:, :, None]], dim=2),
-            additive=ways.additive.flatten(1).gather(1, index) + options.length_bonus,
+            additive=additive,
             repetition=now.repetition.advance(parents, tokens),
             decoder=decoder and decoder.reorder(parents),
             ctc=self.ctc and self.ctc.advance(now.ctc, parents, tokens),
@@ -174,7 +183,6 @@ class BeamSearch:
 
     def _ways(self, gains: Tensor, dead: Tensor, step: int) -> Ways:
         """From what each token adds, `gains (B, W, V)`, overwritten here: of each hypothesis the W best ways."""
-        additive = self.running.additive[:, :, None]
         eos = self.config.eos
         end = gains[:, :, eos].clone()
         self._forbid(gains, step)
@@ -185,25 +193,27 @@ class BeamSearch:
             gains = (gains / self.options.temperature + self._gumbel(gains)).masked_fill_(forbidden, NEVER)
         # at the limit a hypothesis ends, allowed or not
         end = torch.where((step < self.limit)[:, None], gains[:, :, eos], end)
-        ending = (additive[:, :, 0] + end).masked_fill_(dead, NEVER)
+        base = self.running.additive.masked_fill(dead, NEVER)
         gains[:, :, eos] = NEVER
         values, tokens = top_k(gains, min(self.options.beam_size, gains.shape[2]))
-        additive = additive + values.double()
-        score = additive.masked_fill(dead[:, :, None] | (values <= NEVER), NEVER)
-        return Ways(tokens, score, additive, ending)
+        return Ways(tokens, base, values, values, base + end)
 
-    def _ways_with_ctc(self, gains: Tensor | None, dead: Tensor, step: int) -> Ways:
+    def _ways_with_ctc(self, additive: Tensor | None, dead: Tensor, step: int) -> Ways:
         """The same with CTC's part: all tokens, whose prefix scores are one matrix product."""
+        eos, weight = self.config.eos, self.options.ctc_weight
         prefix = self.ctc.score(self.running.ctc)
-        additive = self.running.additive[:, :, None]
-        additive = additive.expand_as(prefix) if gains is None else additive + gains.double()
-        score = additive + self.options.ctc_weight * prefix
-        score.masked_fill_(dead[:, :, None] | (prefix <= NEVER / 2), NEVER)
-        self._forbid(score, step)
-        ending = score[:, :, self.config.eos].clone()
-        score[:, :, self.config.eos] = NEVER
-        tokens = torch.arange(score.shape[2], device=score.device).expand_as(score)
-        return Ways(tokens, score, additive, ending)
+        base = self.running.additive + weight * prefix.base[:, :, 0]
+        base.masked_fill_(dead | (prefix.base[:, :, 0] <= NEVER / 2), NEVER)
+        end = self.running.additive + weight * prefix.ended
+        gains = prefix.gains.mul_(weight)
+        if additive is not None:
+            end += additive[:, :, eos]
+            gains += additive
+        gains[:, :, eos] = 0.0  # unless it is forbidden
+        self._forbid(gains, step)
+        end.masked_fill_(dead | (prefix.ended <= NEVER / 2) | (gains[:, :, eos] <= NEVER), NEVER)
+        gains[:, :, eos] = NEVER
+        return Ways(None, base, gains, additive, end)
 
     def _gumbel(self, like: Tensor) -> Tensor:
         uniform = torch.rand(like.shape, generator=self.generator, device=like.device)
@@ -218,10 +228,10 @@ class BeamSearch:
             self.running.repetition.forbid_(scores, self.options.max_repeats, NEVER)
 
     def compact(self) -> None:
-        """Drops what no hypothesis goes back to from the caches, and from CTC's frames; a host-device sync."""
+        """Drops what no hypothesis goes back to from the caches, and moves CTC's window along; a host-device sync."""
         now = self.running
         if self.ctc:
-            self.ctc, ctc = self.ctc.forget(now.ctc)
+            self.ctc, ctc = self.ctc.follow(now.ctc, self.look_at_past)
             now = replace(now, ctc=ctc)
         states = {name: getattr(now, name) for name in ("decoder", "lm")}
         self.running = replace(now, **{name: state and state.compact() for name, state in states.items()})
@@ -230,9 +240,9 @@ class BeamSearch:
         """Enters the running hypotheses as they would end now, `score (B, W)`, into the table of ended ones."""
         now, ended = self.running, self.ended
         best, index = torch.cat([ended.score, score], dim=1).topk(score.shape[1], dim=1)
-        room = (0, self.most - step)
-        tokens = torch.cat([ended.tokens, torch.nn.functional.pad(now.tokens, room)], dim=1)
-        scores = torch.cat([ended.scores, torch.nn.functional.pad(now.scores, room)], dim=1)
+        room = (0, step - ended.tokens.shape[2])
+        tokens = torch.cat([torch.nn.functional.pad(ended.tokens, room), now.tokens], dim=1)
+        scores = torch.cat([torch.nn.functional.pad(ended.scores, room), now.scores], dim=1)
         lens = torch.cat([ended.lens, torch.full_like(ended.lens, step)], dim=1)
         self.ended = Ended(select_rows(tokens, index), select_rows(scores, index), lens.gather(1, index), best)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ NEVER = -1e30  # log 0, finite so that differences stay defined
 HEARD = 0.25  # likelihood of a label that is not taken for noise (there 0.2 at most, in speech more than 0.7 somewhere)
 NEAR = 5.0  # nats below its best by which a hypothesis still counts as standing at a frame
 ARRIVED, BEHIND = 8.0, 4  # nats below its best from which on it has arrived, and frames that are kept before that
+AHEAD = 40.0  # nats that blanks would take in the place of a token, at most
 
 
 def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
@@ -49,127 +51,123 @@ def hears_something(ctc_log_probs: Tensor, lens: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class PrefixState:
     """Forward variables of B × W prefixes within a window of K frames: log-probability of the prefix by frame t (t = 0:
-    before the first), its last label at t (`label`) or a blank at t (`blank`)."""
+    before the first), in all (`total`) and with a blank at t (`blank`)."""
 
-    label: Tensor  # (B, W, K + 1)
+    total: Tensor  # (B, W, K + 1)
     blank: Tensor  # (B, W, K + 1)
     last: Tensor  # (B, W) the prefix's last token; -1: none
-    start: Tensor  # (B,) the t at which the window begins
-
-    def reorder(self, parents: Tensor) -> PrefixState:
-        label, blank = select_rows(self.label, parents), select_rows(self.blank, parents)
-        return PrefixState(label, blank, self.last.gather(1, parents), self.start)
 
     def select(self, utterances: Tensor) -> PrefixState:
         return PrefixState(*(x.index_select(0, utterances) for x in vars(self).values()))
 
 
+class PrefixScores(NamedTuple):
+    """Log-probabilities of B × W prefixes followed by each of V tokens, `base + gains`, and of the prefixes as a
+    whole."""
+
+    base: Tensor  # (B, W, 1), double
+    gains: Tensor  # (B, W, V), single precision; -inf: impossible, as blank and end are here
+    ended: Tensor  # (B, W), double
+
+
+@dataclass(frozen=True)
 class CTCPrefixScorer:
     """Log-probability, by CTC, that the transcript starts with a prefix. Forward variables are in double precision, the
     sums over frames that follow from them in single: a continuation e^-80 times as likely as its prefix is impossible.
 
-    Exact where the window is 0 or as wide as the memory. A narrower one follows the hypotheses in time: labels are
-    expected within it alone, what comes after it is taken for blanks where a prefix ends."""
+    So only the frames matter from where the hindmost hypothesis has arrived to where the foremost may soon be. `follow`
+    moves this window along; before, it is all of the memory."""
 
-    def __init__(self, ctc_log_probs: Tensor, lens: Tensor, window: int = 0):
-        """`ctc_log_probs (B, M, V)`, `lens (B,)`; `window` in frames."""
+    probs: Tensor  # (B, V, M) of the labels; 0 behind an utterance's end
+    cumulative: Tensor  # (B, V, M + 1) sums of their logarithms, from 0 before the first frame
+    lens: Tensor  # (B,)
+    begin: int  # of the window, in frames
+    end: int
+
+    @classmethod
+    def of(cls, ctc_log_probs: Tensor, lens: Tensor) -> CTCPrefixScorer:
+        """The scorer of `ctc_log_probs (B, M, V)`, `lens (B,)`."""
         M = ctc_log_probs.shape[1]
-        self.window = min(window, M) or M
+        along = ctc_log_probs.float().transpose(1, 2).contiguous()
         inside = torch.arange(M, device=lens.device) < lens[:, None]
-        self.probs = (ctc_log_probs.float().exp() * inside[:, :, None]).transpose(1, 2).contiguous()  # (B, V, M)
-        # cumulative log-probabilities of each label, from 0 before the first frame: (B, V, M + 1)
-        self.cumulative = torch.nn.functional.pad(ctc_log_probs.double().cumsum(dim=1).transpose(1, 2), (1, 0))
-        self.lens = lens
+        cumulative = torch.nn.functional.pad(along, (1, 0)).cumsum(dim=2, dtype=torch.double)
+        return cls(along.exp() * inside[:, None], cumulative, lens, 0, M)
 
     def start(self, width: int) -> PrefixState:
         """The state of the empty prefix, `width` times per utterance."""
-        start = torch.zeros_like(self.lens)
-        blank = self._along(self.cumulative[:, BLANK], start, self.window + 1)[:, None].expand(-1, width, -1)
-        last = torch.full(blank.shape[:2], -1, device=blank.device)
-        return self._follow(PrefixState(torch.full_like(blank, NEVER), blank, last, start))
+        blank = self._along()[:, BLANK, None].expand(-1, width, -1)
+        return PrefixState(blank, blank, self.lens.new_full(blank.shape[:2], -1))
 
-    def score(self, state: PrefixState) -> Tensor:
-        """Scores `(B, W, V)` of every prefix followed by every token; by `EOS`, that of the prefix as a whole."""
-        total = torch.logaddexp(state.label, state.blank)
-        probs = self._along(self.probs, state.start, self.window)
-        scores = self._log(total[:, :, :-1], lambda weights: weights @ probs.transpose(1, 2))
+    def score(self, state: PrefixState) -> PrefixScores:
+        """Scores of every prefix followed by every token, and of the prefix as a whole."""
+        probs = self.probs[:, :, self.begin : self.end]
+        base, weights = self._linear(state.total[:, :, :-1])
+        gains = (weights @ probs.transpose(1, 2)).log_()
         # a label that repeats the last one needs a blank between them
         repeat = state.last.clamp(min=0)
-        of_last = select_rows(probs, repeat)
-        repeated = self._log(state.blank[:, :, :-1], lambda weights: (weights * of_last).sum(dim=2, keepdim=True))
-        scores = torch.where((state.last >= 0)[:, :, None], scores.scatter(2, repeat[:, :, None], repeated), scores)
-        scores[:, :, EOS] = self._ended(total, state.start)
-        scores[:, :, BLANK] = NEVER
-        return scores
+        top, weights = self._linear(state.blank[:, :, :-1])
+        repeated = (weights * select_rows(probs, repeat)).sum(dim=2, keepdim=True).log() + (top - base).float()
+        repeated.masked_fill_(top <= NEVER / 2, -math.inf)
+        place = repeat[:, :, None]
+        gains.scatter_(2, place, repeated.where((state.last >= 0)[:, :, None], gains.gather(2, place)))
+        for neither in (BLANK, EOS):
+            gains[:, :, neither] = -math.inf
+        return PrefixScores(base, gains, self._ended(state.total))
 
     def advance(self, state: PrefixState, parents: Tensor, tokens: Tensor) -> PrefixState:
         """The state of prefixes `parents (B, W)` followed by `tokens (B, W)`, neither blank nor end."""
-        state = state.reorder(parents)
-        before = torch.where((tokens == state.last)[:, :, None], state.blank, torch.logaddexp(state.label, state.blank))
-        cumulative = self._along(self.cumulative, state.start, self.window + 1)
-        label = self._recur(before, select_rows(cumulative, tokens))
-        blank = self._recur(label, cumulative[:, None, BLANK])
-        return self._follow(PrefixState(label, blank, tokens, state.start))
+        total, blank = select_rows(state.total, parents), select_rows(state.blank, parents)
+        before = torch.where((tokens == state.last.gather(1, parents))[:, :, None], blank, total)
+        along = self._along()
+        label = self._recur(before, select_rows(along, tokens))
+        blank = self._recur(label, along[:, BLANK, None])
+        return PrefixState(torch.logaddexp(label, blank), blank, tokens)
 
     def select(self, utterances: Tensor) -> CTCPrefixScorer:
         """The scorer of some of the utterances."""
-        return self._like(*(x.index_select(0, utterances) for x in (self.probs, self.cumulative, self.lens)))
+        own = (x.index_select(0, utterances) for x in (self.probs, self.cumulative, self.lens))
+        return CTCPrefixScorer(*own, self.begin, self.end)
 
-    def forget(self, state: PrefixState) -> tuple[CTCPrefixScorer, PrefixState]:
-        """Both without the frames before all hypotheses of all utterances have arrived, where nothing is added to them
-        any more; a host-device sync."""
-        if self.window < self.probs.shape[2]:
-            return self, state
-        total = torch.logaddexp(state.label, state.blank)
-        best = total.amax(dim=2, keepdim=True)
-        arrived = (total >= best - ARRIVED).byte().argmax(dim=2)  # the first such frame
-        arrived = arrived.masked_fill(best[:, :, 0] <= NEVER, self.window)  # the impossible do not hold the others up
-        past = int(torch.minimum(arrived.amin(dim=1), self.lens).amin()) - BEHIND
-        if past <= 0:
-            return self, state
-        scorer = self._like(self.probs[:, :, past:], self.cumulative[:, :, past:], self.lens - past)
-        return scorer, replace(state, label=state.label[:, :, past:], blank=state.blank[:, :, past:])
+    def follow(self, state: PrefixState, steps: int) -> tuple[CTCPrefixScorer, PrefixState]:
+        """Both with the window where the hypotheses are in the next `steps`; a host-device sync.
 
-    def _like(self, probs: Tensor, cumulative: Tensor, lens: Tensor) -> CTCPrefixScorer:
-        other = object.__new__(CTCPrefixScorer)
-        other.probs, other.cumulative, other.lens = probs, cumulative, lens
-        other.window = min(self.window, probs.shape[2])
-        return other
-
-    def _along(self, x: Tensor, start: Tensor, size: int) -> Tensor:
-        """`size` entries over time of `x (B, ..., M or M + 1)` from `start (B,)`."""
-        if self.window == self.probs.shape[2]:
-            return x
-        t = start[:, None] + torch.arange(size, device=start.device)
-        return x.gather(-1, t.view(len(x), *[1] * (x.ndim - 2), size).expand(*x.shape[:-1], size))
-
-    def _ended(self, total: Tensor, start: Tensor) -> Tensor:
-        """Log-probability `(B, W)` of the prefixes as a whole, from `total (B, W, K + 1)` in the window at `start`."""
-        last = (self.lens - start).clamp(0, self.window)
-        ended = total.gather(2, last[:, None, None].expand(-1, total.shape[1], 1))[:, :, 0]
+        It begins where all have arrived: nothing is added to them any more before that. It ends where blanks alone from
+        where the foremost stands would take as many nats as that many tokens: behind a pause, however long it is."""
+        best = state.total.amax(dim=2, keepdim=True)
+        possible = best[:, :, 0] > NEVER  # the others do not hold it up
+        t = torch.arange(self.begin, self.end + 1, device=best.device)
+        arrived = (state.total >= best - ARRIVED).byte().argmax(dim=2) + self.begin  # the first such t
+        hindmost = arrived.where(possible, self.end).amin(dim=1)
+        stands = ((state.total >= best - NEAR) * t).amax(dim=2)  # the last such t
+        foremost = stands.where(possible, self.begin).amax(dim=1)
         blank = self.cumulative[:, BLANK]
-        rest = blank.gather(1, self.lens[:, None]) - blank.gather(1, (start + last)[:, None])
-        return (ended + rest).clamp(min=NEVER)
+        ahead = (blank >= blank.gather(1, foremost[:, None]) - AHEAD * steps).sum(dim=1)
+        bounds = torch.minimum(hindmost, self.lens).amin() - BEHIND, torch.minimum(ahead, self.lens).amax()
+        begin, end = torch.stack(bounds).tolist()
+        begin = max(begin, self.begin)
+        end = max(end, begin + 1)
+        return replace(self, begin=begin, end=end), self._moved(state, begin, end)
 
-    def _follow(self, state: PrefixState) -> PrefixState:
-        """Moves the window on to where the hindmost hypothesis stands: it stands at the last frame by which it has lost
-        little of its probability, and a quarter of the window is kept before that."""
-        M, K = self.probs.shape[2], self.window
-        if K == M:
-            return state
-        total = torch.logaddexp(state.label, state.blank)
-        near = total >= total.amax(dim=2, keepdim=True) - NEAR
-        stands = (near * torch.arange(1, K + 2, device=near.device)).amax(dim=2) - 1
-        hindmost = stands.masked_fill(total.amax(dim=2) <= NEVER, K).amin(dim=1)
-        start = torch.minimum(state.start + (hindmost - K // 4).clamp(min=0), (self.lens - K).clamp(min=0))
-        start = torch.maximum(start, state.start)
-        t = (start - state.start)[:, None] + torch.arange(K + 1, device=start.device)
-        known, index = (t <= K)[:, None, :], t.clamp(max=K)[:, None, :].expand_as(state.label)
+    def _moved(self, state: PrefixState, begin: int, end: int) -> PrefixState:
+        """The state in another window: where it has not been yet, there are blanks behind all prefixes."""
+        kept = slice(begin - self.begin, end - self.begin + 1)
+        total, blank = state.total[:, :, kept], state.blank[:, :, kept]
+        if end > self.end:
+            along = self.cumulative[:, BLANK, None, self.end : end + 1]
+            later = (state.total[:, :, -1:] + along[:, :, 1:] - along[:, :, :1]).clamp(min=NEVER)
+            total, blank = torch.cat([total, later], dim=2), torch.cat([blank, later], dim=2)
+        return replace(state, total=total, blank=blank)
+
+    def _along(self) -> Tensor:
+        """Cumulative log-probabilities of all labels within the window: `(B, V, K + 1)`."""
+        return self.cumulative[:, :, self.begin : self.end + 1]
+
+    def _ended(self, total: Tensor) -> Tensor:
+        """Log-probability `(B, W)` of the prefixes as a whole, from `total (B, W, K + 1)`: blanks follow the window."""
+        last = self.lens.clamp(self.begin, self.end)[:, None]
+        ended = total.gather(2, (last - self.begin)[:, :, None].expand(-1, total.shape[1], 1))[:, :, 0]
         blank = self.cumulative[:, BLANK]
-        on = blank.gather(1, (state.start[:, None] + t).clamp(max=M)) - blank.gather(1, state.start[:, None] + K)
-        label = state.label.gather(2, index).where(known, NEVER)
-        later = total[:, :, -1:] + on[:, None, :]
-        return PrefixState(label, state.blank.gather(2, index).where(known, later).clamp(min=NEVER), state.last, start)
+        return (ended + blank.gather(1, self.lens[:, None]) - blank.gather(1, last)).clamp(min=NEVER)
 
     @staticmethod
     def _recur(source: Tensor, along: Tensor) -> Tensor:
@@ -178,7 +176,7 @@ class CTCPrefixScorer:
         return torch.nn.functional.pad(r.clamp(min=NEVER), (1, 0), value=NEVER)
 
     @staticmethod
-    def _log(log_weights: Tensor, linear) -> Tensor:
-        """log of a function that is linear in exp(log_weights), which are scaled by the largest."""
+    def _linear(log_weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest of each row of `(B, W, K)`, `(B, W, 1)`, and what all are times that; single precision."""
         top = log_weights.amax(dim=2, keepdim=True)
-        return (linear((log_weights - top).float().exp()).log() + top).clamp(min=NEVER)
+        return top, (log_weights - top).float().exp_()

@@ -25,7 +25,6 @@ class DecodeOptions:
     ngram_weight: float = 0.3  # of the n-gram model's, which rescores what the search found; where there is one
     length_bonus: float = 0.0  # added to the score for each token
     max_repeats: int = 8  # times that a block of tokens may stand in a row: a loop ends there
-    ctc_window: int = 0  # encoder frames around its place in time in which a hypothesis is scored by CTC; 0: all
     temperature: float = 0.0  # of greedy search: above 0 each token is drawn from softmax(log-posteriors / temperature)
     fallback: tuple[float, ...] = ()  # temperatures to try in turn where a transcript is doubtful (asr.decode.fallback)
     nbest: int = 1  # hypotheses returned per utterance; at most the beam size
@@ -46,8 +45,6 @@ class DecodeOptions:
             raise ValueError(f"length_bonus must be finite, not {self.length_bonus}")
         if self.max_repeats < 2:
             raise ValueError(f"max_repeats must be at least 2, not {self.max_repeats}")
-        if self.ctc_window < 0:
-            raise ValueError(f"ctc_window must be positive, or 0 for all frames, not {self.ctc_window}")
         object.__setattr__(self, "fallback", tuple(self.fallback))
         if self.temperature < 0 or any(temperature <= 0 for temperature in self.fallback):
             raise ValueError("temperature must not be negative, those of fallback must be positive")

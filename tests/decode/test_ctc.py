@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from asr.decode.ctc import CTCPrefixScorer, ctc_greedy, hears_something
+from asr.decode.ctc import CTCPrefixScorer, PrefixScores, ctc_greedy, hears_something
 from asr.text.tokenizer import BLANK, EOS
 
 
@@ -29,6 +29,11 @@ def textbook(log_probs: torch.Tensor, prefix: list[int]) -> tuple[float, float]:
     return math.log(starts), math.log(ends) if ends else -math.inf
 
 
+def continued(scores: PrefixScores) -> torch.Tensor:
+    """Log-probabilities `(B, W, V)` of the prefixes followed by each token."""
+    return scores.base + scores.gains
+
+
 def merge(path) -> list[int]:
     return [c for c, _ in itertools.groupby(path) if c != BLANK]
 
@@ -37,7 +42,7 @@ def merge(path) -> list[int]:
 def test_prefix_scores_equal_the_textbooks_recursion(prefix):
     lens = torch.tensor([12, 9])
     log_probs = torch.randn(2, 12, 8).mul(2).log_softmax(dim=-1)
-    scorer = CTCPrefixScorer(log_probs, lens)
+    scorer = CTCPrefixScorer.of(log_probs, lens)
     state = scorer.start(3)
     for token in prefix:
         parents = torch.tensor([[2, 0, 1]] * 2)
@@ -47,62 +52,68 @@ def test_prefix_scores_equal_the_textbooks_recursion(prefix):
         own = log_probs[b, : lens[b]]
         for w in range(3):
             for c in range(4, 8):
-                assert scores[b, w, c].item() == pytest.approx(textbook(own, [*prefix, c])[0], abs=1e-5)
-            assert scores[b, w, EOS].item() == pytest.approx(textbook(own, prefix)[1], abs=1e-5)
+                assert continued(scores)[b, w, c].item() == pytest.approx(textbook(own, [*prefix, c])[0], abs=1e-5)
+            assert scores.ended[b, w].item() == pytest.approx(textbook(own, prefix)[1], abs=1e-5)
+            assert scores.gains[b, w, [BLANK, EOS]].isneginf().all()
 
 
-def confident(labels: dict[int, int], frames: int) -> torch.Tensor:
+def confident(labels: dict[int, int], frames: int, nats: float = 9.0) -> torch.Tensor:
     """Log-probabilities `(1, frames, 8)` of a CTC that is sure of a label at some frames and of blanks elsewhere."""
     path = torch.zeros(frames, dtype=torch.long)
     path[list(labels)] = torch.tensor(list(labels.values()))
     noise = torch.randn(frames, 8, generator=torch.Generator().manual_seed(3))
-    return (torch.nn.functional.one_hot(path, 8) * 9.0 + noise).log_softmax(dim=-1)[None]
+    return (torch.nn.functional.one_hot(path, 8) * nats + noise).log_softmax(dim=-1)[None]
 
 
-@pytest.mark.parametrize("window", [12, 100])
-def test_a_window_as_wide_as_the_memory_changes_nothing(window):
-    log_probs, lens = torch.randn(2, 12, 8).log_softmax(dim=-1), torch.tensor([12, 9])
-    exact, windowed = CTCPrefixScorer(log_probs, lens), CTCPrefixScorer(log_probs, lens, window)
-    states = exact.start(2), windowed.start(2)
-    for token in (4, 5, 5):
-        step = torch.zeros(2, 2, dtype=torch.long), torch.full((2, 2), token)
-        states = exact.advance(states[0], *step), windowed.advance(states[1], *step)
-        assert torch.equal(exact.score(states[0]), windowed.score(states[1]))
-
-
-def test_a_narrow_window_follows_the_hypotheses():
-    labels = {10: 4, 14: 5, 20: 6, 80: 4, 84: 7, 90: 5, 150: 6, 152: 4, 160: 5}  # with two pauses and a long end
-    log_probs, lens = confident(labels, 260), torch.tensor([260])
-    scorers = CTCPrefixScorer(log_probs, lens), CTCPrefixScorer(log_probs, lens, 60)
-    states = [scorer.start(1) for scorer in scorers]
-    for label in [*labels.values(), EOS]:
-        exact, windowed = (scorer.score(state)[0, 0] for scorer, state in zip(scorers, states, strict=True))
-        assert windowed.argmax() == label
-        assert windowed[label].item() == pytest.approx(exact[label].item(), abs=0.02)
-        if label != EOS:
-            step = torch.tensor([[0]]), torch.tensor([[label]])
-            states = [scorer.advance(state, *step) for scorer, state in zip(scorers, states, strict=True)]
-
-
-def test_frames_that_all_hypotheses_have_left_are_forgotten():
+def test_the_window_follows_the_hypotheses():
     labels = [4, 5, 6, 4, 7, 5, 6, 4, 5]
     early, late = [10, 14, 20, 80, 84, 90, 150, 152, 160], [40, 44, 50, 90, 100, 120, 170, 175, 180]
-    log_probs = torch.cat([confident(dict(zip(frames, labels, strict=True)), 260) for frames in (early, late)])
-    exact = scorer = CTCPrefixScorer(log_probs, torch.tensor([260, 200]))
-    whole, state, frames = exact.start(1), scorer.start(1), []
-    for label in [*labels, EOS]:
-        scorer, state = scorer.forget(state)
-        frames.append(state.label.shape[2] - 1)
-        assert torch.allclose(scorer.score(state), exact.score(whole), atol=0.01)
-        step = torch.zeros(2, 1, dtype=torch.long), torch.full((2, 1), label)
-        whole, state = exact.advance(whole, *step), scorer.advance(state, *step)
-    assert frames[0] == 260
-    assert 100 < frames[-1] < 120  # of which 100 lie before the end of the utterance that is behind
+    log_probs = torch.cat([confident(dict(zip(frames, labels, strict=True)), 460, 30.0) for frames in (early, late)])
+    exact = scorer = CTCPrefixScorer.of(log_probs, torch.tensor([460, 200]))
+    whole, state, windows = exact.start(1), scorer.start(1), []
+    for label in [*labels, None]:
+        scorer, state = scorer.follow(state, 4)
+        windows.append((scorer.begin, scorer.end))
+        found, right = scorer.score(state), exact.score(whole)
+        assert torch.allclose(continued(found), continued(right), atol=0.01)
+        assert torch.allclose(found.ended.exp(), right.ended.exp(), rtol=1e-4)
+        if label:
+            step = torch.zeros(2, 1, dtype=torch.long), torch.full((2, 1), label)
+            whole, state = exact.advance(whole, *step), scorer.advance(state, *step)
+    assert windows[0][0] == 0 and windows[0][1] < 460
+    assert 150 < windows[-1][0] < 160 and windows[-1][1] == 460
+    assert windows == sorted(windows)
+
+
+def test_the_window_reaches_across_a_pause_whatever_its_length():
+    log_probs = confident({10: 4, 2900: 5}, 3000)
+    log_probs[0, 20:2890] = torch.tensor([0.0, *[-30.0] * 7])
+    scorer = CTCPrefixScorer.of(log_probs, torch.tensor([3000]))
+    scorer, state = scorer.follow(scorer.start(1), 4)
+    for label in (4, 5):
+        assert continued(scorer.score(state)).argmax() == label
+        state = scorer.advance(state, torch.zeros(1, 1, dtype=torch.long), torch.tensor([[label]]))
+
+
+def test_a_window_holds_what_comes_until_it_moves():
+    log_probs = confident({t: 4 + t // 2 % 2 for t in range(1, 400, 2)}, 400)  # a label every other frame
+    exact = scorer = CTCPrefixScorer.of(log_probs, torch.tensor([400]))
+    whole, state = exact.start(1), scorer.start(1)
+    for step in range(60):
+        if step % 8 == 0:
+            scorer, state = scorer.follow(state, 8)
+        assert scorer.end - scorer.begin < 100 or step < 8
+        found, right = (continued(s)[0, 0] for s in (scorer.score(state), exact.score(whole)))
+        label = right.argmax()
+        assert found.argmax() == label == 4 + step % 2
+        assert found[label].item() == pytest.approx(right[label].item(), abs=1e-4)
+        token = torch.zeros(1, 1, dtype=torch.long), label.view(1, 1)
+        whole, state = exact.advance(whole, *token), scorer.advance(state, *token)
 
 
 def test_the_score_of_a_prefix_sums_over_all_paths():
     log_probs = torch.randn(1, 5, 6).log_softmax(dim=-1)
-    scorer = CTCPrefixScorer(log_probs, torch.tensor([5]))
+    scorer = CTCPrefixScorer.of(log_probs, torch.tensor([5]))
     state = scorer.advance(scorer.start(1), torch.zeros(1, 1, dtype=torch.long), torch.tensor([[4]]))
     scores = scorer.score(state)
     paths = [
@@ -111,8 +122,8 @@ def test_the_score_of_a_prefix_sums_over_all_paths():
     ]
     exact = math.log(sum(math.exp(s) for labels, s in paths if labels == [4]))
     starting = math.log(sum(math.exp(s) for labels, s in paths if labels[:2] == [4, 5]))
-    assert scores[0, 0, EOS].item() == pytest.approx(exact, abs=1e-5)
-    assert scores[0, 0, 5].item() == pytest.approx(starting, abs=1e-5)
+    assert scores.ended.item() == pytest.approx(exact, abs=1e-5)
+    assert continued(scores)[0, 0, 5].item() == pytest.approx(starting, abs=1e-5)
 
 
 def test_long_confident_input_neither_under_nor_overflows():
@@ -120,12 +131,12 @@ def test_long_confident_input_neither_under_nor_overflows():
     log_probs[..., BLANK] = 0.0
     log_probs[0, 1500, 4] = 0.0
     log_probs[0, 1500, BLANK] = -60.0
-    scorer = CTCPrefixScorer(log_probs, torch.tensor([3000]))
+    scorer = CTCPrefixScorer.of(log_probs, torch.tensor([3000]))
     scores = scorer.score(scorer.start(1))
-    assert torch.isfinite(scores).all()
-    assert scores[0, 0, 4].item() == pytest.approx(0.0, abs=1e-3)
+    assert torch.isfinite(continued(scores)[..., 4:]).all()
+    assert continued(scores)[0, 0, 4].item() == pytest.approx(0.0, abs=1e-3)
     state = scorer.advance(scorer.start(1), torch.zeros(1, 1, dtype=torch.long), torch.tensor([[4]]))
-    assert scorer.score(state)[0, 0, EOS].item() == pytest.approx(0.0, abs=1e-3)
+    assert scorer.score(state).ended.item() == pytest.approx(0.0, abs=1e-3)
 
 
 def test_the_greedy_path_merges_repeats_and_drops_blanks():

@@ -18,7 +18,7 @@ from asr.model.config import ModelConfig
 from asr.model.layers import TransformerEncoderLayer
 from asr.model.transformer import Transformer
 
-pytestmark = pytest.mark.skipif(not can_quantize(torch.device("cpu")), reason="this CPU has no AVX512-VNNI")
+in_hardware = pytest.mark.skipif(not can_quantize(torch.device("cpu")), reason="this CPU has no AVX512-VNNI")
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -37,6 +37,7 @@ def test_a_norm_gives_so_many_steps_a_deviation_and_cuts_off_what_is_far_out(dty
     assert ((whole.float() - ZERO) / STEPS - normalized)[2:].abs().max() <= 0.5 / STEPS + 1e-4
 
 
+@in_hardware
 @torch.inference_mode()
 def test_a_feature_far_out_that_weighs_little_is_kept():
     layer = TransformerEncoderLayer(ModelConfig(d_model=64, ffn_dim=256)).eval()
@@ -49,6 +50,7 @@ def test_a_feature_far_out_that_weighs_little_is_kept():
     assert (layer.ffn(layer.ffn_residual.norm(x)) - exact).norm() < 0.03 * exact.norm()
 
 
+@in_hardware
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 @torch.inference_mode()
@@ -68,6 +70,7 @@ def test_a_layer_in_whole_numbers_computes_about_what_it_did(activation, dtype):
     assert error.norm() < 0.04 * exact.norm()
 
 
+@in_hardware
 @pytest.mark.parametrize("encoder", ["transformer", "conformer"])
 @torch.inference_mode()
 def test_every_layer_behind_a_norm_is_in_whole_numbers_and_a_step_agrees_with_the_whole(encoder):
@@ -84,6 +87,7 @@ def test_every_layer_behind_a_norm_is_in_whole_numbers_and_a_step_agrees_with_th
     torch.testing.assert_close(step[:, 0], log_probs[:, -1], atol=0.1, rtol=0.05)
 
 
+@in_hardware
 @torch.inference_mode()
 def test_norms_and_the_residual_stream_stay_in_float32():
     config = ModelConfig(encoder="conformer", d_model=32, ffn_dim=64, encoder_layers=1, decoder_layers=1)

@@ -147,7 +147,6 @@ def test_what_the_tokens_add_makes_the_score_up_to_the_end(transformer, language
     "options",
     [
         DecodeOptions(beam_size=5, nbest=5),
-        DecodeOptions(beam_size=5, nbest=5, ctc_window=6),
         DecodeOptions("rescore", beam_size=5, nbest=5),
         DecodeOptions("ctc", beam_size=5, nbest=5),
         DecodeOptions("ctc", beam_size=1),
@@ -269,7 +268,6 @@ def test_an_utterance_without_frames_gives_the_empty_hypothesis(transformer):
         ({"length_bonus": float("inf")}, "length_bonus"),
         ({"ilm_weight": -1}, "ilm_weight"),
         ({"max_repeats": 1}, "max_repeats"),
-        ({"ctc_window": -1}, "ctc_window"),
         ({"nbest": 11}, "nbest"),
     ],
 )
