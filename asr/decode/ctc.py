@@ -23,7 +23,7 @@ NEVER = -1e30  # log 0, finite so that differences stay defined
 HEARD = 0.25  # likelihood of a label that is not taken for noise (there 0.2 at most, in speech more than 0.7 somewhere)
 NEAR = 5.0  # nats below its best by which a hypothesis still counts as standing at a frame
 ARRIVED, BEHIND = 8.0, 4  # nats below its best from which on it has arrived, and frames that are kept before that
-AHEAD = 40.0  # nats that blanks would take in the place of a token, at most
+AHEAD = 40.0  # nats that it takes at most not to begin a label where one begins
 
 
 def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
@@ -80,6 +80,7 @@ class CTCPrefixScorer:
 
     probs: Tensor  # (B, V, M) of the labels; 0 behind an utterance's end
     cumulative: Tensor  # (B, V, M + 1) sums of their logarithms, from 0 before the first frame
+    unheard: Tensor  # (B, M + 1) the nats that it takes to begin no label until then, `AHEAD` a frame at most
     lens: Tensor  # (B,)
     begin: int  # of the window, in frames
     end: int
@@ -91,7 +92,12 @@ class CTCPrefixScorer:
         along = ctc_log_probs.float().transpose(1, 2).contiguous()
         inside = torch.arange(M, device=lens.device) < lens[:, None]
         cumulative = torch.nn.functional.pad(along, (1, 0)).cumsum(dim=2, dtype=torch.double)
-        return cls(along.exp() * inside[:, None], cumulative, lens, 0, M)
+        # a path that begins no label has a blank, or goes on with the label of the frame before
+        before = along.argmax(dim=1)[:, :-1]
+        on = along[:, :, 1:].gather(1, before[:, None])[:, 0].masked_fill(before == BLANK, -math.inf)
+        nats = -torch.logaddexp(along[:, BLANK], torch.nn.functional.pad(on, (1, 0), value=-math.inf))
+        unheard = torch.nn.functional.pad(nats.clamp(0, AHEAD), (1, 0)).cumsum(dim=1)
+        return cls(along.exp() * inside[:, None], cumulative, unheard, lens, 0, M)
 
     def start(self, width: int) -> PrefixState:
         """The state of the empty prefix, `width` times per utterance."""
@@ -102,7 +108,8 @@ class CTCPrefixScorer:
         """Scores of every prefix followed by every token, and of the prefix as a whole."""
         probs = self.probs[:, :, self.begin : self.end]
         base, weights = self._linear(state.total[:, :, :-1])
-        gains = (weights @ probs.transpose(1, 2)).log_()
+        with torch.autocast(probs.device.type, enabled=False):
+            gains = (weights @ probs.transpose(1, 2)).log_()
         # a label that repeats the last one needs a blank between them
         repeat = state.last.clamp(min=0)
         top, weights = self._linear(state.blank[:, :, :-1])
@@ -125,14 +132,14 @@ class CTCPrefixScorer:
 
     def select(self, utterances: Tensor) -> CTCPrefixScorer:
         """The scorer of some of the utterances."""
-        own = (x.index_select(0, utterances) for x in (self.probs, self.cumulative, self.lens))
+        own = (x.index_select(0, utterances) for x in (self.probs, self.cumulative, self.unheard, self.lens))
         return CTCPrefixScorer(*own, self.begin, self.end)
 
     def follow(self, state: PrefixState, steps: int) -> tuple[CTCPrefixScorer, PrefixState]:
         """Both with the window where the hypotheses are in the next `steps`; a host-device sync.
 
-        It begins where all have arrived: nothing is added to them any more before that. It ends where blanks alone from
-        where the foremost stands would take as many nats as that many tokens: behind a pause, however long it is."""
+        It begins where all have arrived: nothing is added to them any more before that. It ends behind where as many
+        labels at least have begun after the foremost: a pause, or a label that lasts, may be as long as it will."""
         best = state.total.amax(dim=2, keepdim=True)
         possible = best[:, :, 0] > NEVER  # the others do not hold it up
         t = torch.arange(self.begin, self.end + 1, device=best.device)
@@ -140,8 +147,7 @@ class CTCPrefixScorer:
         hindmost = arrived.where(possible, self.end).amin(dim=1)
         stands = ((state.total >= best - NEAR) * t).amax(dim=2)  # the last such t
         foremost = stands.where(possible, self.begin).amax(dim=1)
-        blank = self.cumulative[:, BLANK]
-        ahead = (blank >= blank.gather(1, foremost[:, None]) - AHEAD * steps).sum(dim=1)
+        ahead = (self.unheard <= self.unheard.gather(1, foremost[:, None]) + AHEAD * steps).sum(dim=1)
         bounds = torch.minimum(hindmost, self.lens).amin() - BEHIND, torch.minimum(ahead, self.lens).amax()
         begin, end = torch.stack(bounds).tolist()
         begin = max(begin, self.begin)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asr.decode.confidence import Calibration
-from asr.decode.options import DecodeOptions
+from asr.decode.options import GONE, DecodeOptions
 from asr.model.folder import ModelError
 
 FILE, LANGUAGE_MODEL = "decoding.json", "lm"
@@ -52,7 +52,8 @@ def load_tuning(folder: str | Path) -> Tuning:
     try:
         tuned = json.loads(path.read_text(encoding="utf-8"))
         calibration = tuned["calibration"]
-        options, calibration = DecodeOptions(**tuned["options"]), calibration and Calibration(**calibration)
+        options = DecodeOptions(**{name: value for name, value in tuned["options"].items() if name not in GONE})
+        calibration = calibration and Calibration(**calibration)
         return Tuning(options, calibration, language_model, bool(tuned.get("int8")))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: not a tuning that this version reads ({error})") from None

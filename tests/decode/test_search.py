@@ -161,6 +161,16 @@ def test_batched_equals_alone(transformer, language_model, options):
         assert [h.score for h in together[i]] == pytest.approx([h.score for h in alone], abs=1e-4)
 
 
+@pytest.mark.parametrize("strategy", ["beam", "rescore", "ctc"])
+def test_it_searches_within_a_training_in_half_precision(transformer, language_model, strategy):
+    options = DecodeOptions(strategy, beam_size=5)
+    expected = search(transformer, X, X_LENS, options, language_model)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = search(transformer, X, X_LENS, options, language_model)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours[0].score == pytest.approx(theirs[0].score, rel=0.02)
+
+
 def test_when_those_who_are_done_leave_the_batch_makes_no_difference(transformer, language_model, monkeypatch):
     options = DecodeOptions(beam_size=5, nbest=5, length_bonus=0.5)
     expected = search(transformer, X, X_LENS, options, language_model)
