@@ -7,6 +7,7 @@ How it decodes is to be tuned anew (asr.tune). Exit code 2 for models that are n
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from asr.commands import fail, keep_inputs
@@ -29,12 +30,15 @@ def main(argv: list[str] | None = None) -> None:
     keep_inputs("asr.average", args.models, args.out)
     import torch
 
+    from asr.decode.tuning import FILE as TUNING
     from asr.training.averaging import average_models
 
     try:
         average_models(args.models).save(args.out, getattr(torch, args.dtype))
     except (ValueError, OSError) as error:
         fail("asr.average", error)
+    if (args.out / TUNING).exists():
+        print(f"{args.out / TUNING} was tuned for other weights: asr.tune --write does it anew", file=sys.stderr)
 
 
 if __name__ == "__main__":

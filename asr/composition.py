@@ -76,6 +76,7 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", module="lightning")
         with ends_in_one_line(command):
+            composed.out = os.path.expanduser(composed.out)  # as Lightning does
             if composed.resume:
                 composed = _with_saved_options(composed, schema, HydraConfig.get().overrides.task)
             config = build_config(composed)

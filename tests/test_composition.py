@@ -55,6 +55,8 @@ def test_a_mistyped_option_is_one_line_and_code_two(tmp_path, typed, named):
     ("override", "named"),
     [
         ("optimizer.lr=0", "optimizer.lr"),
+        ("seed=-1", "seed"),
+        ("seed=5000000000", "seed"),
         ("data.train=[]", "data.train"),
         ("data.batch_seconds=5", "data.batch_seconds"),
         ("data.speeds=[9]", "data.speeds"),
@@ -67,6 +69,13 @@ def test_a_mistyped_option_is_one_line_and_code_two(tmp_path, typed, named):
 def test_a_wrong_option_is_named_as_the_user_types_it(corpus, tmp_path, override, named):
     with pytest.raises(ValueError, match=named):
         options(corpus, tmp_path, override)
+
+
+def test_a_tilde_in_quotes_is_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = call("asr.train", "out='~/exp/a'", "data.train=[nowhere]", cwd=tmp_path)
+    assert done.returncode == 2 and b"nowhere: no such file" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["exp"] and (tmp_path / "exp" / "a").is_dir()
 
 
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path):

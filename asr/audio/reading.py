@@ -10,6 +10,7 @@ import contextlib
 import io
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
@@ -214,7 +215,10 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
         _check_rate(sound, name)
         skipped = begin if sound.seekable() else 0
         if skipped:
-            sound.seek(min(skipped * sound.samplerate, sound.frames))
+            try:
+                sound.seek(min(skipped * sound.samplerate, sound.frames))
+            except soundfile.LibsndfileError as error:
+                raise AudioError(f"{name}: damaged before {skipped} s ({error})") from None
         most = sys.maxsize if stop is None else (stop - skipped) * sound.samplerate
         mono = (
             block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
@@ -236,10 +240,13 @@ def _is_estimate(sound, file: BinaryIO) -> bool:
 
 def _goes_on(sound, file: BinaryIO, name: str) -> bool:
     """Whether a file has sound after the end that libsndfile takes for its own, and reads to: MP3s or Ogg files that
-    were joined, an MP3 of varying bit rate without a table, a wav whose writer was killed. Raises AudioError for a wav
-    of which its header promises more than there is: a copy that was interrupted."""
+    were joined, an MP3 of varying bit rate without a table, a wav whose writer was killed. Raises AudioError where a
+    header promises more than there is: a copy that was interrupted."""
     if sound.format in ("WAV", "WAVEX"):
         return _wav_goes_on(sound, file, name)
+    if sound.format in ("NIST", "AIFF", "AU"):
+        _check_whole(sound, file, name)
+        return False
     if sound.format == "OGG":
         place, streams, rest = file.tell(), 0, b""
         file.seek(0)
@@ -258,6 +265,24 @@ def _goes_on(sound, file: BinaryIO, name: str) -> bool:
     sound.seek(0)
     more = size - end > 1024 + 0.2 * end / max(seconds, 0.1)
     return more and not any(name in tags for name in (b"APETAGEX", b"LYRICSBEGIN"))
+
+
+def _check_whole(sound, file: BinaryIO, name: str) -> None:
+    """Raises AudioError for a .sph, .aiff or .au of which its header promises more than there is."""
+    place = file.tell()
+    file.seek(0)
+    head, there = file.read(1024), file.seek(0, os.SEEK_END)
+    file.seek(place)
+    if sound.format == "NIST":
+        count = re.search(rb"sample_count -i (\d+)", head)
+        missing = (int(count[1]) if count else 0) - sound.frames
+    else:
+        begin, size = (8, head[4:8]) if sound.format == "AIFF" else (int.from_bytes(head[4:8], "big"), head[8:12])
+        end = begin + int.from_bytes(size, "big")
+        known = head[:4] in (b"FORM", b".snd") and size != b"\xff\xff\xff\xff"
+        missing = (end - there) / max(1, there - begin) * sound.frames if known else 0
+    if missing > _TOLERANCE * sound.samplerate:
+        raise AudioError(f"{name}: cut off, the last {missing / sound.samplerate:.1f} s are missing")
 
 
 def _wav_goes_on(sound, file: BinaryIO, name: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -25,20 +26,30 @@ logger = logging.getLogger(__name__)
 
 
 class Best(ModelCheckpoint):
-    """Checkpoints by a figure of the dev set. Those of a training that goes on with another dev set are set aside."""
+    """Checkpoints by a figure of the dev set. Those of a training that goes on with another dev set are set aside as
+    soon as an epoch is scored on that."""
+
+    of_another_set: Sequence[Path] = ()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         self.data: ResumableData = trainer.datamodule
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self.data.has_another_dev_set:
-            super().load_state_dict(state_dict)
+        if self.data.has_another_dev_set:
+            logger.warning("the dev set is not the one that the best epochs so far were chosen by: the next one counts")
+            self.of_another_set = best_checkpoints(Path(self.dirpath).parent)
             return
-        logger.warning("the dev set is not the one that the best epochs so far were chosen by: they do not count")
-        if rank_zero_only.rank == 0:
-            for path in best_checkpoints(Path(self.dirpath).parent):
-                path.replace(path.with_name(f"before-{path.name}"))
+        super().load_state_dict(state_dict)  # which may name files that were moved away
+        self.best_k_models = {path: figure for path, figure in self.best_k_models.items() if Path(path).is_file()}
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            if rank_zero_only.rank == 0:
+                for path in self.of_another_set:
+                    path.replace(path.with_name(f"before-{path.name}"))
+            self.of_another_set = ()
+        super().on_validation_end(trainer, pl_module)
 
 
 def keep_best(out: Path, figure: str, decimals: int, count: int = 1) -> Best:
@@ -79,7 +90,7 @@ def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> 
 
     Raises ValueError where `paths` is empty, or one of them is not whole."""
     if not paths:
-        raise ValueError("no checkpoint to average")
+        raise ValueError("no checkpoint to average: no epoch was scored on the dev set, or what it left is gone")
     totals: dict[str, Tensor] = {}
     for path in paths:
         state = read_checkpoint(Path(path))["state_dict"]

@@ -16,6 +16,11 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")  # Lightning's names
 EXPORTS = ("float32", "float16", "int8")
 
 
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed lies in [0, 2^32), not {seed}")
+
+
 def _check_choice(option: str, chosen: str, choices: tuple[str, ...]) -> None:
     if chosen not in choices:
         raise ValueError(f"{option}: {chosen!r} is not one of {', '.join(choices)}")
@@ -157,6 +162,7 @@ class RunConfig:
             raise ValueError("epochs and validate_every must be at least 1")
         if self.save_minutes < 0 or self.devices < 0 or self.nodes < 1:
             raise ValueError("save_minutes and devices must not be negative, nodes at least 1")
+        _check_seed(self.seed)
         _check_choice("strategy", self.strategy, ("auto", "ddp", "fsdp"))
         _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("export", self.export, EXPORTS)
@@ -170,8 +176,9 @@ class TrainConfig(RunConfig):
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     features: FeatureConfig = field(default_factory=FeatureConfig)
     model: ModelConfig = field(default_factory=ModelConfig)  # vocab_size and input_dim follow from the rest
-    # a model folder to go on from, with its shape and features; of `model` dropout alone counts, and with new_tokenizer
-    # what belongs to a vocabulary. Or an encoder (asr.pretrain): then `model` says what the decoder is
+    # a model folder to go on from, with its shape and features; of `model` dropout and the attention's window count,
+    # and with new_tokenizer what belongs to a vocabulary. Or an encoder (asr.pretrain): then `model` says what the
+    # decoder is
     init_from: str = ""
     # a language model's folder (asr.train_lm) of the decoder's shape: its tokenizer and its weights, attention to the
     # encoder begins anew
@@ -282,5 +289,8 @@ class LMTrainConfig:
             raise ValueError("epochs must be at least 1, label_smoothing lies in [0, 1)")
         if self.model.attention_window:
             raise ValueError("model.attention_left and model.attention_right are an encoder's")
+        if self.save_minutes < 0:
+            raise ValueError("save_minutes must not be negative")
+        _check_seed(self.seed)
         _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("export", self.export, EXPORTS)

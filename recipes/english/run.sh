@@ -16,6 +16,7 @@ speech='' text='' kokoro='' quick='' more=0
 parse "speech text kokoro quick more" exp/english 9 "$@"
 shopt -s nullglob extglob
 [ -z "$kokoro$quick" ] || [ -n "$text" ] || wrong "--kokoro and --quick speak sentences of --text FILE, which is missing"
+[ -z "$text" ] || [ -f "$text" ] || wrong "--text '$text' is no file"
 [[ $more =~ ^[0-9]+$ ]] || wrong "--more is a number of trainings"
 
 if begin 1 cuts; then

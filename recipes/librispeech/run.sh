@@ -11,6 +11,7 @@ set -euo pipefail
 
 data='' text='' subset=100
 parse "data text subset" '' 7 "$@"
+[ -z "$text" ] || [ -f "$text" ] || wrong "--text '$text' is no file"
 case $subset in
   100) experiment=librispeech_100 train=(train-clean-100) dev=(dev-clean dev-other) test=(test-clean test-other) ;;
   960)

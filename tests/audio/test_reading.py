@@ -138,6 +138,26 @@ def test_an_mp3_that_was_copied_in_part_is_named(tmp_path, tone):
         read_audio(tmp_path / "a.mp3")
 
 
+@pytest.mark.parametrize("form", ["NIST", "AIFF", "AU"])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_copy_in_part_is_named_where_the_header_says_how_long_it_was(tmp_path, tone, form, channels):
+    soundfile.write(tmp_path / "a", np.stack([tone(10.0)] * channels, axis=1), SAMPLE_RATE, "PCM_16", format=form)
+    whole = (tmp_path / "a").read_bytes()
+    assert read_duration(tmp_path / "a") == 10.0
+    (tmp_path / "a").write_bytes(whole[: len(whole) // 2])
+    for read in (read_audio, read_duration):
+        with pytest.raises(AudioError, match=r"a: cut off, the last (4\.9|5\.0|5\.1) s are missing"):
+            read(tmp_path / "a")
+
+
+def test_a_part_of_a_flac_that_was_copied_in_part_is_named(tmp_path):
+    soundfile.write(tmp_path / "a.flac", np.random.default_rng(0).normal(0, 0.1, 40 * SAMPLE_RATE), SAMPLE_RATE)
+    whole = (tmp_path / "a.flac").read_bytes()
+    (tmp_path / "a.flac").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(AudioError, match=r"a\.flac: damaged before 24 s"):
+        read_audio(tmp_path / "a.flac", start=25, end=28)
+
+
 @pytest.mark.parametrize("size", [0, 8000, 0x7FFFFFFF, 0xFFFFFFFF])
 def test_a_wav_whose_writer_did_not_come_back_to_its_header_is_heard_to_its_end(tmp_path, tone, size):
     """Killed, or into a pipe."""

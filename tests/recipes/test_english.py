@@ -54,7 +54,14 @@ def test_from_the_corpora_to_the_table(tmp_path, programs):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--speech", "nowhere"], ["--speech", ".", "--quick", "4"], ["--frobnicate"], ["--more", "x"]]
+    "arguments",
+    [
+        ["--speech", "nowhere"],
+        ["--speech", ".", "--quick", "4"],
+        ["--speech", ".", "--text", "nowhere"],
+        ["--frobnicate"],
+        ["--more", "x"],
+    ],
 )
 def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
     done = run_recipe("english", *arguments, cwd=tmp_path)

@@ -62,7 +62,9 @@ def test_a_hundred_hours_want_five_parts(tmp_path, programs):
     assert (tmp_path / "exp" / "librispeech_100" / ".done" / "1").is_file()
 
 
-@pytest.mark.parametrize("arguments", [["--subset", "7"], ["--subset"], [], ["--data"]])
+@pytest.mark.parametrize(
+    "arguments", [["--subset", "7"], ["--subset"], [], ["--data"], ["--data", ".", "--text", "nowhere"]]
+)
 def test_wrong_arguments_are_one_line_and_code_two(tmp_path, arguments):
     done = run_recipe("librispeech", *arguments, cwd=tmp_path)
     assert done.returncode == 2

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from asr.average import main
+from asr.decode import DecodeOptions
+from asr.decode.tuning import save_tuning
 from asr.model.folder import ModelError
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -65,6 +67,16 @@ def test_models_of_other_shapes_have_no_mean(tiny_model, tmp_path):
     another(tiny_model, activation="gelu").save(tmp_path / "b")
     with pytest.raises(ModelError, match=r"b: activation is gelu, and \w+ in the first model"):
         average_models([tmp_path / "a", tmp_path / "b"])
+
+
+def test_how_another_model_decodes_does_not_stay_unsaid(tiny_model, tmp_path, capsys):
+    for folder in ("a", "mean"):
+        tiny_model.save(tmp_path / folder)
+    main([str(tmp_path / "a"), "--out", str(tmp_path / "mean")])
+    assert not capsys.readouterr().err
+    save_tuning(tmp_path / "mean", DecodeOptions())
+    main([str(tmp_path / "a"), "--out", str(tmp_path / "mean")])
+    assert "decoding.json was tuned for other weights" in capsys.readouterr().err
 
 
 def test_a_mean_is_not_written_over_what_it_is_of(tiny_model, tmp_path, capsys):

@@ -279,6 +279,25 @@ def test_with_another_dev_set_the_best_epochs_are_chosen_anew(corpus, tmp_path, 
     assert "the dev set is not the one" in caplog.text
 
 
+def test_another_dev_set_costs_nothing_before_an_epoch_is_scored_on_it(corpus, tmp_path):
+    begun = options(corpus, tmp_path, "epochs=1", "validate_every=1", "resume=true")
+    train(begun)
+    kept = best_checkpoints(tmp_path)
+    train(replace(begun, data=replace(begun.data, dev=[str(corpus / "train")])))  # there is no epoch left
+    assert best_checkpoints(tmp_path) == kept
+    train(replace(begun, epochs=2))
+    assert {path.name[:3] for path in best_checkpoints(tmp_path)} == {"000", "001"}
+
+
+def test_a_best_checkpoint_that_was_moved_away_does_not_count(corpus, tmp_path):
+    train(options(corpus, tmp_path, "epochs=1", "validate_every=1", "average=1"))
+    (best,) = best_checkpoints(tmp_path)
+    best.rename(tmp_path / "away.ckpt")
+    resumed = options(corpus, tmp_path, "epochs=2", "validate_every=1", "average=1", "optimizer.lr=1e-9", "resume=true")
+    train(resumed)
+    assert [path.name[:3] for path in best_checkpoints(tmp_path)] == ["001"]
+
+
 def test_patience_begins_anew_with_another_dev_set(corpus, tmp_path):
     idle = options(corpus, tmp_path, "epochs=9", "validate_every=1", "optimizer.lr=1e-9", "patience=1")
     train(idle)
