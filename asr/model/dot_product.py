@@ -18,18 +18,23 @@ def attention_weights(Q: Tensor, K: Tensor, mask: Tensor | None = None) -> Tenso
 
     `mask` is bool, True = masked out, and broadcasts to the result; a row that is masked out whole gives zeros. Or it
     is an `additive_mask`."""
+    weights = _softmax_of_products(Q, K, mask)
+    empty = _empty(mask)
+    return weights if empty is None else weights.masked_fill(empty, 0.0)
+
+
+def _softmax_of_products(Q: Tensor, K: Tensor, mask: Tensor | None) -> Tensor:
+    """`attention_weights`, but anything finite in rows that are masked out whole."""
     scores = (Q * (1 / math.sqrt(K.shape[-1]))) @ K.contiguous().transpose(-2, -1)
-    if mask is None:
-        return _softmax(scores)
-    if mask.is_floating_point():
-        return _softmax(scores + mask)
-    weights = _softmax(scores + additive_mask(mask, scores.dtype))
-    return weights.masked_fill(mask.all(dim=-1, keepdim=True), 0.0)
-
-
-def _softmax(scores: Tensor) -> Tensor:
-    """Over the last dimension, single precision in between: torch's own of bfloat16 takes three times as long."""
+    if mask is not None:
+        scores = scores + (mask if mask.is_floating_point() else additive_mask(mask, scores.dtype))
+    # single precision in between: torch's own of bfloat16 takes three times as long
     return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+
+
+def _empty(mask: Tensor | None) -> Tensor | None:
+    """Which rows a bool mask masks out whole, `(..., 1)`; None: none does."""
+    return None if mask is None or mask.is_floating_point() else mask.all(dim=-1, keepdim=True)
 
 
 def leave_out_cudnn() -> None:
@@ -48,15 +53,15 @@ def scaled_dot_product_attention(
     of it in the backward pass); plain matrix products are twice as fast. And it multiplies head by head, which for the
     few queries of a search's step takes longer than their products: those of all heads at once. A test holds the ways
     together."""
+    empty = _empty(mask)
     if Q.device.type == "cpu" and (torch.is_grad_enabled() or _has_many_small_products(Q)):
-        weights = attention_weights(Q, K, mask)
-        return (dropout(weights) if dropout else weights) @ V
-    p = dropout.p if dropout and dropout.training else 0.0
-    if mask is None or mask.is_floating_point():
-        return nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=mask, dropout_p=p)
-    empty = mask.all(dim=-1, keepdim=True)
-    out = nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=~mask | empty, dropout_p=p)
-    return out.masked_fill(empty, 0.0)
+        weights = _softmax_of_products(Q, K, mask)
+        out = (dropout(weights) if dropout else weights) @ V
+    else:
+        p = dropout.p if dropout and dropout.training else 0.0
+        allowed = mask if empty is None else ~mask | empty
+        out = nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=allowed, dropout_p=p)
+    return out if empty is None else out.masked_fill(empty, 0.0)
 
 
 def _has_many_small_products(Q: Tensor) -> bool:

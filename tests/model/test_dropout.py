@@ -6,7 +6,10 @@ from asr.model.dropout import Dropout, cpu_dropout_mask
 from asr.model.transformer import Transformer
 
 
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 26 / 256), (torch.bfloat16, 25 / 256)])
+SHARES = {torch.float64: 26 / 256, torch.float32: 26 / 256, torch.float16: 26 / 256, torch.bfloat16: 25 / 256}
+
+
+@pytest.mark.parametrize(("dtype", "share"), SHARES.items())
 def test_the_mask_keeps_the_expectation(dtype, share):
     mask = cpu_dropout_mask(torch.Size([1000, 1001]), 0.1, dtype).float()
     dropped = (mask == 0).float().mean().item()
