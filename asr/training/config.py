@@ -246,6 +246,9 @@ class TextConfig:
     """Text, one sentence a line: files as they are, or packed by gzip or xz."""
 
     train: list[str] = field(default_factory=list)
+    # the chance that a line goes on with the next, as the utterances of people who read several sentences do
+    joined: float = 0.0
+    transcripts: list[str] = field(default_factory=list)  # corpora to read the transcripts of; twice, if named twice
     dev: list[str] = field(default_factory=list)  # none: some lines of the training text
     held_out: int = 2000  # how many
     batch_tokens: int = 8192  # in one update, padding included
@@ -254,6 +257,8 @@ class TextConfig:
     def __post_init__(self):
         if not self.train:
             raise ValueError("data.train names at least one text")
+        if not 0 <= self.joined < 1:
+            raise ValueError("data.joined lies in [0, 1)")
         if self.held_out < 1 or self.max_tokens < 2 or self.batch_tokens < self.max_tokens:
             raise ValueError("data.held_out must be at least 1, data.max_tokens 2, data.batch_tokens data.max_tokens")
 

@@ -7,7 +7,7 @@ import logging
 import lzma
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from asr.corpus import open_corpus
 from asr.text.normalizer import Normalizer
 from asr.text.tokenizer import Tokenizer
 from asr.training.config import TextConfig
@@ -41,13 +42,19 @@ class TextData(ResumableData):
         self.most, self.limit = config.max_tokens, f"data.max_tokens={config.max_tokens}"
         if longest is not None and longest < config.max_tokens:
             self.most, self.limit = longest, f"the {longest} tokens that model.max_positions has room for"
-        self.train_lines = self._encoded(config.train, tokenizer, normalize)
+        self.encode = tokenizer.encode
+        texts, said, dev = (
+            filter(None, map(normalize, lines))
+            for lines in (lines_of(config.train), transcripts_of(config.transcripts), lines_of(config.dev))
+        )
+        self.train_lines = self._encoded(config.train, self._passages(texts))
         if config.dev:
-            self.dev_lines = self._encoded(config.dev, tokenizer, normalize)
+            self.dev_lines = self._encoded(config.dev, dev)
         else:
             random.Random(seed).shuffle(self.train_lines)
             size = min(config.held_out, len(self.train_lines) // 2)
             self.dev_lines, self.train_lines = self.train_lines[:size], self.train_lines[size:]
+        self.train_lines += self._encoded(config.transcripts, said)
         if not self.train_lines or not self.dev_lines:
             raise ValueError(f"data.train and data.dev: no line with text of up to {self.limit}")
 
@@ -78,13 +85,27 @@ class TextData(ResumableData):
         batches = Batches(self.dev_lines, self.config.batch_tokens, None, rank, world_size)
         return DataLoader(Lines(self.dev_lines), sampler=Resumable(batches), batch_size=None)
 
-    def _encoded(self, paths: Sequence[str], tokenizer: Tokenizer, normalize: Normalizer) -> list[np.ndarray]:
+    def _passages(self, texts: Iterable[str]) -> Iterator[str]:
+        """Each text, or several in a row as one, if they fit, with the chance that `TextConfig.joined` says."""
+        rng, passage = random.Random(self.seed), ""
+        for text in texts:
+            longer = f"{passage} {text}"
+            if passage and rng.random() < self.config.joined and len(self.encode(longer)) <= self.most:
+                passage = longer
+                continue
+            if passage:
+                yield passage
+            passage = text
+        if passage:
+            yield passage
+
+    def _encoded(self, paths: Sequence[str], texts: Iterable[str]) -> list[np.ndarray]:
+        """The token ids of the texts that come from `paths`."""
         lines, total = [], 0
-        for line in lines_of(paths):
-            if text := normalize(line):
-                ids, total = tokenizer.encode(text), total + 1
-                if len(ids) <= self.most:
-                    lines.append(np.array(ids, np.int32))
+        for text in texts:
+            ids, total = self.encode(text), total + 1
+            if len(ids) <= self.most:
+                lines.append(np.array(ids, np.int32))
         if len(lines) < total:
             longer = f"{total - len(lines)} of {total} lines have more than {self.limit} and are left out"
             logger.warning("%s: %s", ", ".join(paths), longer)
@@ -159,3 +180,10 @@ def lines_of(paths: Sequence[str]) -> Iterator[str]:
                 yield from file
         except (OSError, UnicodeDecodeError, lzma.LZMAError, zlib.error, EOFError) as error:
             raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def transcripts_of(corpora: Sequence[str]) -> Iterator[str]:
+    """The transcripts of corpora in any form, each corpus as often as it is named. Raises ValueError for what is no
+    corpus."""
+    for path in corpora:
+        yield from (cut.supervisions[0].text or "" for cut in open_corpus(path))

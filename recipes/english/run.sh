@@ -5,9 +5,9 @@
 #   recipes/english/run.sh --speech DIR [--text FILE] [--quick N] [--kokoro DIR] [--more N] [--out exp/english]
 #                          [--stage 1] [--stop-stage 9] [option=value ...]
 # --speech holds *.train.tar, *.dev.tar and perhaps *.test.tar (a manifest.jsonl and its audio in each); --text is for a
-# language model, a sentence a line (.xz, .gz or plain). Of its sentences hibari and flite speak N for the training, and
-# Kokoro 8,000, where DIR holds kokoro.onnx and voices/ (recipes/synthesis says where to get all three). --more: how many
-# trainings go on from the second, one after another (none).
+# language model, beside the transcripts, a sentence a line (.xz, .gz or plain). Of its sentences hibari and flite speak N
+# for the training, and Kokoro 8,000, where DIR holds kokoro.onnx and voices/ (recipes/synthesis says where to get all
+# three). --more: how many trainings go on from the second, one after another (none).
 # Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
@@ -80,7 +80,9 @@ if begin 6 "$more trainings more (conf/experiment/english_more.yaml says how lon
 fi
 
 if [ -n "$text" ] && begin 7 "language model"; then
-  language_model "$text" epochs=3
+  # people's transcripts count twice; those of the synthesisers are of the text
+  people=("$cuts"/!(synthetic*).train.jsonl.gz)
+  language_model "$text" epochs=3 data.joined=0.25 "data.transcripts=$(joined "${people[@]}" "${people[@]}")"
   finish
 fi
 

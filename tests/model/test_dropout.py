@@ -5,7 +5,6 @@ from asr.model.config import ModelConfig
 from asr.model.dropout import Dropout, cpu_dropout_mask
 from asr.model.transformer import Transformer
 
-
 SHARES = {torch.float64: 26 / 256, torch.float32: 26 / 256, torch.float16: 26 / 256, torch.bfloat16: 25 / 256}
 
 

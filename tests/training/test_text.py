@@ -3,7 +3,9 @@ import lzma
 
 import numpy as np
 import pytest
+import soundfile
 
+from asr.audio.reading import SAMPLE_RATE
 from asr.text.normalizer import english
 from asr.text.tokenizer import CharTokenizer
 from asr.training.config import TextConfig
@@ -81,6 +83,35 @@ def test_dev_lines_are_held_out_of_training(tmp_path):
     data = TextData(TextConfig(train=[str(tmp_path / "a.txt")], held_out=30), CharTokenizer(LETTERS), english, seed=1)
     lengths = [{len(line) for line in lines} for lines in (data.train_lines, data.dev_lines)]
     assert [len(x) for x in lengths] == [70, 30] and not lengths[0] & lengths[1]
+
+
+def test_lines_go_on_with_the_next_as_often_as_asked_for_and_as_far_as_they_fit(tmp_path):
+    text = "".join(f"{word}.\n" for word in ["ab", "cde", "f"] * 200)
+    (tmp_path / "a.txt").write_text(text)
+    tokenizer = CharTokenizer(LETTERS)
+
+    def read(joined, most=200):
+        config = TextConfig(train=[str(tmp_path / "a.txt")], dev=[str(tmp_path / "a.txt")], joined=joined)
+        return TextData(config, tokenizer, english, seed=1, longest=most)
+
+    apart, together, short = read(0.0), read(0.4), read(0.9, most=10)
+    assert [len(data.train_lines) for data in (apart, together)] == [600, pytest.approx(360, abs=40)]
+    words = [word for line in together.train_lines for word in tokenizer.decode(line.tolist()).split()]
+    assert words == ["ab", "cde", "f"] * 200
+    assert max(map(len, short.train_lines)) == 10  # ab, cde and f, or f, ab and cde
+    assert len(together.dev_lines) == 600
+
+
+def test_transcripts_of_corpora_are_lines_as_often_as_named_and_none_is_held_out(tmp_path, tone):
+    soundfile.write(tmp_path / "a.wav", tone(), SAMPLE_RATE)
+    (tmp_path / "a.txt").write_text("A B C!\n")
+    (tmp_path / "text.txt").write_text("d\n" * 40)
+    tokenizer = CharTokenizer(LETTERS)
+    config = TextConfig(train=[str(tmp_path / "text.txt")], transcripts=[str(tmp_path)] * 2, joined=0.5, held_out=4)
+    data = TextData(config, tokenizer, english, seed=1)
+    lines = [tokenizer.decode(line.tolist()) for line in data.train_lines]
+    assert lines.count("a b c") == 2
+    assert len(data.dev_lines) == 4 and "a b c" not in [tokenizer.decode(line.tolist()) for line in data.dev_lines]
 
 
 def test_a_text_that_cannot_be_read_is_named(tmp_path):
