@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import check_outputs, cuts_path, fail, keep_inputs, load_model, progress_bar
-from asr.formats import ctm_line
+from asr.commands import check_outputs, cuts_path, fail, guarded, keep_inputs, load_model, progress_bar
+from asr.formats import ctm_line, ctm_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@guarded("asr.align")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs("asr.align", args.corpus, args.out, args.ctm)
@@ -44,6 +46,10 @@ def main(argv: list[str] | None = None) -> None:
         check_outputs(args.out, args.ctm)
         recognizer = load_model(args.model, args.device, language_model=None, batch_seconds=args.batch_seconds)
         cuts = open_corpus(args.corpus)
+        names = Counter(ctm_name(cut.id) for cut in cuts)
+        twice = next((name for name, count in names.items() if count > 1), None)
+        if args.ctm and twice:
+            raise ValueError(f"--ctm: several of the utterances would be called {twice}")
         with progress_bar(sum(cut.duration for cut in cuts)) as advance:
             aligned = align_cuts(recognizer, cuts, advance)
         write_cuts(aligned, args.out)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -62,6 +64,9 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ilm_weight", "ngram_weight", "length_bonus", "nbest")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     recognizer.options = replace(recognizer.options, **given)
+    unasked = args.lm or args.ngram or any(map(given.get, ("lm_weight", "ilm_weight", "ngram_weight")))
+    if recognizer.options.strategy == "greedy" and unasked:
+        raise ValueError("--strategy greedy asks no other model: --lm, --ngram and their weights have no effect")
     for model, *weights in (("language_model", "lm_weight", "ilm_weight"), ("ngram", "ngram_weight")):
         useless = next((name for name in weights if given.get(name)), None)
         if useless and getattr(recognizer, model) is None:
@@ -124,6 +129,26 @@ def check_outputs(*outputs: Path | None) -> None:
         path.open("ab").close()
         if is_new:
             path.unlink(missing_ok=True)  # another process of the same command may have been quicker
+
+
+def guarded(command: str) -> Callable[[Callable], Callable]:
+    """Of a command's `main`: what ends it from outside is one line, too (code 130 for Ctrl-C, 1 for want of memory)."""
+
+    def decorated(main: Callable) -> Callable:
+        @functools.wraps(main)
+        def run(*args, **kwargs):
+            try:
+                return main(*args, **kwargs)
+            except KeyboardInterrupt:
+                fail(command, "interrupted", code=130)
+            except (MemoryError, RuntimeError) as error:  # torch's, of a GPU and of a CPU
+                if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
+                    raise
+                fail(command, "out of memory: a lower --batch-seconds or --beam-size needs less", code=1)
+
+        return run
+
+    return decorated
 
 
 def say(text: str) -> None:

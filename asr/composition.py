@@ -138,7 +138,11 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
         options = OmegaConf.create(read_checkpoint(last)["config"])
     for name in GONE:
         options.get("validation", {}).pop(name, None)
-    resumed = OmegaConf.merge(_writable(schema), options)
+    try:
+        resumed = OmegaConf.merge(_writable(schema), options)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"resume=true: out={composed.out} is no training of this command ({reason})") from None
     for name, value in names.items():
         if name == "experiment" and experiment and value != experiment:
             raise ValueError(

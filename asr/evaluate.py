@@ -14,7 +14,16 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import add_decoding_options, check_outputs, fail, keep_inputs, load_recognizer, progress_bar, say
+from asr.commands import (
+    add_decoding_options,
+    check_outputs,
+    fail,
+    guarded,
+    keep_inputs,
+    load_recognizer,
+    progress_bar,
+    say,
+)
 
 if TYPE_CHECKING:
     from lhotse import CutSet
@@ -31,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@guarded("asr.evaluate")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs("asr.evaluate", args.corpus, args.out)

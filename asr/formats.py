@@ -110,10 +110,15 @@ def _ctm(transcript: Transcript) -> str:
     return "".join(lines)
 
 
+def ctm_name(name: str) -> str:
+    """What a recording is called in CTM: without spaces."""
+    return "_".join(name.split())
+
+
 def ctm_line(name: str, start: float, end: float, word: str, confidence: float | None = None) -> str:
-    """Recording, channel, start, duration, word and confidence, apart by spaces, of which the name must have none."""
+    """Recording, channel, start, duration, word and confidence, apart by spaces."""
     last = "" if confidence is None else f" {confidence:.4f}"
-    return f"{'_'.join(name.split())} 1 {start:.2f} {end - start:.2f} {word}{last}\n"
+    return f"{ctm_name(name)} 1 {start:.2f} {end - start:.2f} {word}{last}\n"
 
 
 def _clock(seconds: float, point: str) -> str:

@@ -17,7 +17,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import add_decoding_options, check_outputs, fail, keep_inputs, load_recognizer
+from asr.commands import add_decoding_options, check_outputs, fail, guarded, keep_inputs, load_recognizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@guarded("asr.inspect")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs("asr.inspect", [args.file], args.out)
@@ -103,6 +104,7 @@ def main(argv: list[str] | None = None) -> None:
 def page(observation: Observation, name: str, start: float = 0.0) -> str:
     """The page as HTML that needs nothing else; `start`: seconds of the recording before what was observed."""
     from asr import plots
+    from asr.audio.reading import printable
 
     sections = []
     if observation.takes != "text":
@@ -123,7 +125,7 @@ def page(observation: Observation, name: str, start: float = 0.0) -> str:
     layers = f"{observation.self_attention.shape[1]} heads in {len(observation.self_attention)} encoder layers"
     decoder = f"{observation.cross_attention.shape[1]} in {len(observation.cross_attention)} decoder layers"
     return PAGE.format(
-        title=html.escape(Path(name).name),
+        title=html.escape(printable(Path(name).name)),
         summary=f"{heard}; {len(observation.tokens) - 1} tokens out; {layers}, {decoder}",
         text=html.escape(observation.text) or "<i>nothing was heard</i>",
         sections="\n".join(sections),

@@ -3,7 +3,8 @@
     python -m asr.train_lm tokenizer=exp/a/model 'data.train=[books.txt.xz]' out=exp/lm
     python -m asr.train_lm out=exp/lm resume=true
 
-It reads text, one sentence a line, through the normaliser and the tokenizer of the recogniser that it is for. Then
+It reads text, one sentence a line, and transcripts (`data.transcripts`) through the normaliser and the tokenizer of the
+recogniser that it is for. Then
 `python -m asr.transcribe --lm exp/lm/model ...`. Options are Hydra's: `--cfg job` shows them composed.
 """
 

@@ -14,8 +14,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from asr.commands import add_decoding_options, fail, load_recognizer, progress_bar, say
-from asr.formats import FORMATS, write
+from asr.commands import add_decoding_options, fail, guarded, load_recognizer, progress_bar, say
+from asr.formats import FORMATS, ctm_name, write
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@guarded("asr.transcribe")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     try:
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     except ValueError as error:
         fail("asr.transcribe", error)
     is_text = recognizer.takes == "text"
-    failed, files = _lines(args.files) if is_text else (False, _files(args.files, recognizer.takes))
+    failed, files = _lines(args.files) if is_text else _files(args.files, recognizer.takes)
     places = _places(files, args, is_text)
     if args.format != "text" and recognizer.model.transformer.ctc and not is_text:
         recognizer.word_times = True
@@ -81,7 +82,7 @@ def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[P
         if len(files) > 1 and args.format in ("srt", "vtt"):
             fail("asr.transcribe", f"--format {args.format} of several files wants a folder for them: --out DIR")
         if args.format == "ctm":
-            names = Counter(Path(file).stem for file in files)
+            names = Counter(ctm_name(Path(file).stem) for file in files)
             twice = next((name for name, count in names.items() if count > 1), None)
             if twice:
                 fail("asr.transcribe", f"--format ctm: several of the files would be called {twice}")
@@ -102,21 +103,27 @@ def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[P
     return places
 
 
-def _files(arguments: list[str], takes: str) -> list[str]:
-    """The arguments, each folder among them replaced by the sound (or the matrices) under it."""
-    from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, files_under
+def _files(arguments: list[str], takes: str) -> tuple[bool, list[str]]:
+    """Whether some folder could not be read (each has its line on standard error), and the arguments, each folder among
+    them replaced by the sound (or the matrices) under it."""
+    from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, AudioError, files_under
 
     suffixes = MATRIX_SUFFIXES if takes == "matrix" else AUDIO_SUFFIXES
-    found = []
+    found, unread = [], []
+
+    def skip(error: AudioError) -> None:
+        unread.append(error)
+        print(f"asr.transcribe: {error}", file=sys.stderr)
+
     for argument in arguments:
         if argument == "-" or not os.path.isdir(argument):
             found.append(argument)
             continue
-        inside = [str(path) for path in sorted(files_under(argument)) if path.suffix.lower() in suffixes]
+        inside = [str(path) for path in sorted(files_under(argument, skip)) if path.suffix.lower() in suffixes]
         if not inside:
             fail("asr.transcribe", f"{argument}: no {takes} in this folder")
         found += inside
-    return found
+    return bool(unread), found
 
 
 def _lines(files: list[str]) -> tuple[bool, list[str]]:

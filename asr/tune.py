@@ -11,9 +11,10 @@ import argparse
 import itertools
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from asr.commands import add_decoding_options, fail, load_recognizer
+from asr.commands import add_decoding_options, check_outputs, fail, guarded, load_recognizer
 
 if TYPE_CHECKING:
     from lhotse import CutSet
@@ -41,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@guarded("asr.tune")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -49,11 +51,13 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError("--write needs --model: the model that ships is not changed")
         from asr.corpus import open_corpus
         from asr.decode.recognizer import FOREIGN
-        from asr.decode.tuning import save_tuning
+        from asr.decode.tuning import FILE, save_tuning
 
         if args.write and str(args.model).startswith(FOREIGN):
             raise ValueError("--write needs a model folder: import the checkpoint first (asr.import_model)")
         recognizer = load_recognizer(args)
+        if args.write:
+            check_outputs(Path(args.model) / FILE)
         there = {"--lm": recognizer.language_model, "--ngram": recognizer.ngram}
         for name, of in MODELS.items():
             if any(getattr(args, f"{name}s") or ()) and there[of] is None:
@@ -76,15 +80,21 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def best_options(recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[float]]) -> DecodeOptions:
-    """Prints the table of all combinations of `axes` (field of DecodeOptions to values); the best by WER.
+    """Prints the table of all combinations of `axes` (field of DecodeOptions to values); the best by WER, for one
+    hypothesis.
 
-    Without a language model nothing is subtracted: a `lm_weight` of 0 goes with an `ilm_weight` of 0 alone."""
+    Without a language model nothing is subtracted: a `lm_weight` of 0 goes with an `ilm_weight` of 0 alone. Raises
+    ValueError for what the model has not, before anything is decoded."""
     from asr.decode.scoring import transcribe_cuts, word_errors
+    from asr.decode.search import check_options
 
-    start, found = recognizer.options, []
+    start, found = replace(recognizer.options, nbest=1), []
+    combined = [replace(start, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+    combined = dict.fromkeys(each if each.lm_weight else replace(each, ilm_weight=0.0) for each in combined)
+    for options in combined:
+        check_options(recognizer.model.transformer, options, recognizer.language_model)
     print(f"| {' | '.join(axes)} | WER % | seconds |\n|{' --- |' * (len(axes) + 2)}")
-    combined = (replace(start, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
-    for options in dict.fromkeys(each if each.lm_weight else replace(each, ilm_weight=0.0) for each in combined):
+    for options in combined:
         recognizer.options = options
         scored = transcribe_cuts(recognizer, cuts)
         wer = word_errors(scored.references, scored.hypotheses).rate

@@ -37,7 +37,7 @@ wrong() {
 failed() {
   trap - ERR
   local again="the same command${stage:+, without --stage,}"
-  [ -z "$current" ] || echo "run.sh: stage $current failed; $again goes on with it" >&2
+  [ -z "$current" ] || echo "run.sh: stage $current failed; when its cause is mended, $again goes on with it" >&2
 }
 
 # begin NUMBER TITLE: whether the stage is to run, and says so. One that was done runs again where --stage asks for it,

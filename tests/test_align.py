@@ -9,6 +9,7 @@ from lhotse import CutSet
 from asr import align
 from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE, read_audio, write_wav
+from asr.corpus import open_corpus
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.resources import resource
@@ -79,6 +80,15 @@ def test_what_cannot_be_aligned_is_one_line(corpus, tiny_config, monkeypatch, ca
         align.main([str(corpus), "--out", "out.jsonl.gz", *options])
     error = capsys.readouterr().err
     assert error.startswith("asr.align: ") and message in error and error.count("\n") == 1
+
+
+def test_utterances_that_ctm_would_call_alike_are_refused(corpus, monkeypatch, capsys):
+    monkeypatch.chdir(corpus)
+    cuts = list(open_corpus(corpus))
+    monkeypatch.setattr("asr.corpus.open_corpus", lambda path: [cuts[0].with_id("a b"), cuts[1].with_id("a_b")])
+    with pytest.raises(SystemExit, match="2"):
+        align.main([str(corpus), "--out", "out.jsonl.gz", "--ctm", "out.ctm"])
+    assert "--ctm: several of the utterances would be called a_b" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [["--out", "cuts.jsonl.gz"], ["--out", "a.jsonl.gz", "--ctm", "cuts.jsonl.gz"]])

@@ -249,6 +249,7 @@ def test_names_that_cannot_be_are_one_line_each(files):
         (["--batch-seconds", "0"], "batch_seconds"),
         (["--attention-window", "0"], "--attention-window 0"),
         (["--strategy", "greedy", "--nbest", "3"], "strategy greedy finds one hypothesis"),
+        (["--strategy", "greedy", "--lm-weight", "0.3"], "--strategy greedy asks no other model"),
         (["--lm-weight", "0.3"], "--lm-weight 0.3: there is no language model (--lm)"),
         (["--ilm-weight", "0.3"], "--ilm-weight 0.3: there is no language model (--lm)"),
         (["--ngram-weight", "0.3"], "--ngram-weight 0.3: there is no n-gram model (--ngram)"),
@@ -307,6 +308,48 @@ def test_a_folder_stands_for_the_sound_in_it(files):
     empty = call("asr.transcribe", "--model", files / "model", files / "model")
     assert empty.returncode == 2
     assert b"no sound in this folder" in empty.stderr
+
+
+def test_a_folder_that_cannot_be_read_does_not_stop_the_others(files, monkeypatch):
+    def walk(folder, onerror, **settings):
+        yield str(folder), [], ["a.wav"]
+        onerror(PermissionError(13, "Permission denied", f"{folder}/closed"))
+
+    monkeypatch.setattr("asr.audio.reading.os.walk", walk)
+    done = call("asr.transcribe", "--model", files / "model", files)
+    assert done.returncode == 1 and done.stdout
+    assert done.stderr.decode() == f"asr.transcribe: {files}/closed: Permission denied\n"
+
+
+def test_recordings_that_ctm_would_call_alike_are_refused(files):
+    for name in ("f a.wav", "f_a.wav"):
+        shutil.copy(files / "a.wav", files / name)
+    done = call("asr.transcribe", "--model", files / "model", files / "f a.wav", files / "f_a.wav", "--format", "ctm")
+    assert done.returncode == 2 and b"several of the files would be called f_a" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), 1, "out of memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), 1, "out of memory"),
+    ],
+)
+def test_what_ends_a_command_from_outside_is_one_line(files, monkeypatch, ends, code, message):
+    def broken(*args):
+        raise ends
+
+    monkeypatch.setattr("asr.decode.recognizer.Recognizer.recognize", broken)
+    done = call("asr.transcribe", "--model", files / "model", files / "a.wav")
+    assert done.returncode == code
+    assert done.stderr.decode().startswith(f"asr.transcribe: {message}") and done.stderr.count(b"\n") == 1
+
+
+def test_a_closed_standard_input_is_one_line(files, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    done = call("asr.transcribe", "--model", files / "model", "-")
+    assert done.returncode == 1 and b"there is no standard input" in done.stderr
 
 
 def test_a_corpus_without_transcripts_has_no_error_rate(files, tmp_path):

@@ -171,6 +171,12 @@ def test_a_training_is_not_resumed_as_another_experiment(corpus, tmp_path):
     assert call("asr.train", "experiment=digits", f"out={tmp_path / 'exp'}", "resume=true").returncode == 0
 
 
+def test_the_training_of_another_command_is_not_resumed(tmp_path):
+    OmegaConf.save({"validate_every": 2}, tmp_path / OPTIONS)
+    with pytest.raises(ValueError, match=r"resume=true: out=.* is no training of this command \(Key 'validate_every'"):
+        resumed(tmp_path, command="train_lm")
+
+
 def test_a_language_model_is_not_resumed_with_another_tokenizer(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

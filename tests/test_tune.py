@@ -1,12 +1,18 @@
 """`asr.tune` as a user runs it."""
 
+import dataclasses
 import json
 import types
 
 import pytest
 
+from asr.audio.features import FeatureConfig
 from asr.decode import DecodeOptions
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from asr.text.tokenizer import CharTokenizer
 from asr.tune import best_options
+from tests.conftest import LETTERS
 from tests.test_commands import call
 
 
@@ -26,10 +32,25 @@ def test_tuning_writes_what_the_other_commands_then_do(files):
 def test_without_the_language_model_all_weights_of_the_internal_one_are_one_row(monkeypatch, capsys):
     scored = types.SimpleNamespace(references=["a"], hypotheses=["a"], seconds=1.0)
     monkeypatch.setattr("asr.decode.scoring.transcribe_cuts", lambda recognizer, cuts: scored)
-    recognizer = types.SimpleNamespace(options=DecodeOptions())
-    best_options(recognizer, None, {"lm_weight": [0.0, 0.3], "ilm_weight": [0.0, 0.2, 0.4]})
+    model = types.SimpleNamespace(transformer=types.SimpleNamespace(ctc=True, bigram=True))
+    recognizer = types.SimpleNamespace(options=DecodeOptions(nbest=3), model=model, language_model=None)
+    best = best_options(recognizer, None, {"lm_weight": [0.0, 0.3], "ilm_weight": [0.0, 0.2, 0.4]})
     rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == [["| 0", "0"], ["| 0.3", "0"], ["| 0.3", "0.2"], ["| 0.3", "0.4"]]
+    assert best.nbest == 1  # which is no matter of the model
+
+
+def test_what_the_model_has_not_or_cannot_be_written_is_said_before_any_work(files, tiny_config, monkeypatch):
+    monkeypatch.setattr("asr.decode.scoring.transcribe_cuts", lambda *args: pytest.fail("it was decoded"))
+    SpeechModel(FeatureConfig(), Transformer(dataclasses.replace(tiny_config, ctc=False)), CharTokenizer(LETTERS)).save(
+        files / "attention"
+    )
+    done = call("asr.tune", files, "--model", files / "attention", "--ctc-weights", 0, 0.3)
+    assert done.returncode == 2 and b"this model has no CTC head" in done.stderr
+    (files / "model" / "decoding.json").unlink(missing_ok=True)
+    (files / "model" / "decoding.json").mkdir()
+    done = call("asr.tune", files, "--model", files / "model", "--write")
+    assert done.returncode == 2 and b"decoding.json" in done.stderr
 
 
 @pytest.mark.parametrize(

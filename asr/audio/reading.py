@@ -12,7 +12,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import chain, groupby
 from pathlib import Path
@@ -34,6 +34,7 @@ LOUDEST = 2**31  # of samples that are not taken for damaged: whole numbers of 3
 _BLOCK_SECONDS = 30
 _MARGIN = 0.2  # seconds around a part of a file that are decoded, too: what resamplers and decoders reach
 _TABLE = 4096  # bytes in which an MP3's table, or the tags at its end, would be
+_LONGEST_PAGE = 27 + 255 + 255 * 255  # bytes of an Ogg file
 _TOLERANCE = 0.1  # seconds that a header may promise too many, or too few
 _FINEST = 640  # parts of a sample at 16 kHz in which other rates are counted: 11,025 Hz needs so many
 
@@ -44,12 +45,15 @@ class AudioError(ValueError):
     """A sound that cannot be read; the message names it and says why."""
 
 
-def files_under(folder: str | os.PathLike) -> Iterator[Path]:
-    """All files in a folder and those in it, also in linked ones, in any order; what is hidden is left out. Raises
-    AudioError for a folder that cannot be read."""
+def files_under(folder: str | os.PathLike, skip: Callable[[AudioError], None] | None = None) -> Iterator[Path]:
+    """All files in a folder and those in it, also in linked ones, in any order; what is hidden is left out. A folder
+    that cannot be read is told to `skip`; without that, raises AudioError."""
 
     def unreadable(error: OSError) -> None:
-        raise AudioError(f"{printable(error.filename)}: {error.strerror}")
+        failure = AudioError(f"{printable(error.filename)}: {error.strerror}")
+        if skip is None:
+            raise failure
+        skip(failure)
 
     seen = set()
     for parent, folders, files in os.walk(folder, followlinks=True, onerror=unreadable):
@@ -171,6 +175,8 @@ def _open(source: Source, name: str) -> BinaryIO:
     if hasattr(source, "read"):
         return io.BytesIO(source.read())
     if source == "-":
+        if sys.stdin is None:  # as a service has it
+            raise AudioError(f"{name}: there is no standard input")
         return io.BytesIO(sys.stdin.buffer.read())
     try:
         with open(source, "rb") as named:
@@ -253,6 +259,7 @@ def _goes_on(sound, file: BinaryIO, name: str) -> bool:
         while block := file.read(1 << 20):
             streams += (rest + block).count(b"OggS\0\2")  # the first page of each
             rest = block[-5:]
+        _check_last_page(file, name)
         file.seek(place)
         return streams > 1
     if sound.format != "MP3":
@@ -265,6 +272,17 @@ def _goes_on(sound, file: BinaryIO, name: str) -> bool:
     sound.seek(0)
     more = size - end > 1024 + 0.2 * end / max(seconds, 0.1)
     return more and not any(name in tags for name in (b"APETAGEX", b"LYRICSBEGIN"))
+
+
+def _check_last_page(file: BinaryIO, name: str) -> None:
+    """Raises AudioError for an Ogg file that ends within a page (RFC 3533, section 6)."""
+    there = file.seek(0, os.SEEK_END)
+    file.seek(max(0, there - _LONGEST_PAGE))
+    tail = file.read()
+    head = tail[max(0, tail.rfind(b"OggS")) :]
+    segments = head[27 : 27 + head[26]] if len(head) > 26 else b""
+    if head.startswith(b"OggS") and (len(head) < 27 or 27 + head[26] + sum(segments) > len(head)):
+        raise AudioError(f"{name}: cut off within its last page")
 
 
 def _check_whole(sound, file: BinaryIO, name: str) -> None:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
 from asr.corpus.shards import PLACE, write_shards
-from asr.corpus.utterances import Utterance, input_kind, iterate, make_cuts, write_cuts
+from asr.corpus.utterances import Utterance, input_kind, iterate, make_cuts, writable, write_cuts
 
 
 def download(args: argparse.Namespace) -> None:
@@ -38,12 +40,26 @@ def download(args: argparse.Namespace) -> None:
 def prepare(args: argparse.Namespace) -> None:
     check_outputs(args.out)
     cuts = open_corpus(args.corpus, transcribed=not args.untranscribed)
-    if args.wav:
-        cuts = CutSet.from_cuts(_copies(cuts, args.wav)).to_eager()
-    _write(cuts, args.out)
+    written: list[Path] = []
+    with _removed_where_it_fails(written):
+        if args.wav:
+            cuts = CutSet.from_cuts(_copies(cuts, args.wav, written)).to_eager()
+        _write(cuts, args.out)
 
 
-def _copies(cuts: CutSet, folder: Path) -> Iterator[MonoCut]:
+@contextmanager
+def _removed_where_it_fails(written: list[Path]) -> Iterator[None]:
+    """What was written, so that the same command can be given again."""
+    try:
+        yield
+    except BaseException:
+        for path in written:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        raise
+
+
+def _copies(cuts: CutSet, folder: Path, written: list[Path]) -> Iterator[MonoCut]:
+    cuts = writable(cuts, str(folder))
     for cut in cuts:
         if input_kind(cut) != "sound":
             raise ValueError(f"--wav is for sound, and {cut.id} is {input_kind(cut)}")
@@ -55,6 +71,7 @@ def _copies(cuts: CutSet, folder: Path) -> Iterator[MonoCut]:
     if there:
         raise ValueError(f"--wav {folder}: {there} is there already, and may be another corpus'")
     for cut, sound in iterate(cuts):
+        written.append(_wav(cut.id, folder))
         copy = _as_wav(cut.id, sound, "", None, folder)
         custom = {key: value for key, value in (cut.custom or {}).items() if key not in PLACE} or None
         yield fastcopy(cut, start=0.0, duration=copy.duration, recording=copy.recording, custom=custom)
@@ -106,7 +123,8 @@ def splice(args: argparse.Namespace) -> None:
         for copy in range(1, args.copies + 1)
         for cut, text, sound in splicing.splice(cuts, args.share, rng)
     )
-    _write(CutSet.from_cuts(spliced).to_eager(), args.out)
+    with _removed_where_it_fails([args.wav]):
+        _write(CutSet.from_cuts(spliced).to_eager(), args.out)
 
 
 def shard(args: argparse.Namespace) -> None:
@@ -172,6 +190,8 @@ def main() -> None:
         args.run(args)
     except (ValueError, OSError) as error:
         fail("asr.corpus", error)
+    except KeyboardInterrupt:
+        fail("asr.corpus", "interrupted", code=130)
 
 
 if __name__ == "__main__":

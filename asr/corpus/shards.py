@@ -23,7 +23,7 @@ from lhotse.shar import JsonlShardWriter, TarWriter
 from lhotse.utils import fastcopy
 
 from asr.audio.reading import SAMPLE_RATE, within_range
-from asr.corpus.utterances import fetch, input_kind, iterate
+from asr.corpus.utterances import fetch, input_kind, iterate, writable
 
 INDEX, SHARDS = "index.jsonl.gz", "shar"
 PLACE = ("tar_offset", "tar_size", "shard")
@@ -43,7 +43,7 @@ def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
     tars = TarWriter(f"{inside}/recording.%06d.tar", size)
     metadata = JsonlShardWriter(f"{inside}/cuts.%06d.jsonl.gz", size)
     with tars, metadata:
-        for cut, samples in iterate(cuts):
+        for cut, samples in iterate(writable(cuts, str(folder))):
             if input_kind(cut) != "sound":
                 raise ValueError(f"{cut.id}: shards hold sound, and this is {input_kind(cut)}")
             flac, duration = io.BytesIO(), len(samples) / SAMPLE_RATE

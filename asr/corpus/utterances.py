@@ -89,9 +89,7 @@ def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
 def write_cuts(cuts: CutSet, path: Path) -> None:
     """Writes cuts (`.jsonl.gz`) whole or not at all, into a folder that is made where it is missing; those with a name
     that is not UTF-8 are left out, by name. Raises ValueError where there are none."""
-    skipped = Skipped(str(path))
-    cuts = CutSet.from_cuts([cut for cut in cuts if _can_be_written(cut, skipped)])
-    skipped.report()
+    cuts = CutSet.from_cuts(writable(cuts, str(path)))
     if not len(cuts):
         raise ValueError(f"{path}: there is no utterance to write")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,15 +98,19 @@ def write_cuts(cuts: CutSet, path: Path) -> None:
     unfinished.rename(path)
 
 
-def _can_be_written(cut: MonoCut, skipped: Skipped) -> bool:
-    skipped.total += 1
-    source = cut.recording.sources[0].source if cut.recording else ""
-    try:
-        " ".join([cut.id, source, *(supervision.text or "" for supervision in cut.supervisions)]).encode()
-    except UnicodeEncodeError:
-        skipped.add(printable(cut.id), "its name, its file's or its transcript is not UTF-8")
-        return False
-    return True
+def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
+    """The cuts that can be written as JSON; those with a name that is not UTF-8 are reported by name, as of `what`."""
+    skipped, kept = Skipped(what), []
+    for cut in cuts:
+        skipped.total += 1
+        source = cut.recording.sources[0].source if cut.recording else ""
+        try:
+            " ".join([cut.id, source, *(supervision.text or "" for supervision in cut.supervisions)]).encode()
+            kept.append(cut)
+        except UnicodeEncodeError:
+            skipped.add(printable(cut.id), "its name, its file's or its transcript is not UTF-8")
+    skipped.report()
+    return kept
 
 
 def input_kind(cut: MonoCut) -> str:

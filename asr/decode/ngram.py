@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,15 @@ from pathlib import Path
 from asr.decode.options import Hypothesis
 from asr.model.folder import ModelError
 
+DOUBTFUL = 5  # words of an utterance, none of which is known: perhaps the model has capitals
+
+logger = logging.getLogger(__name__)
+
 
 class NGram:
     """An n-gram model over words as the recogniser's normaliser writes them."""
+
+    knows_nothing = True  # of what was heard so far
 
     def __init__(self, path: str | Path):
         """`path`: ARPA or KenLM's binary form. Raises ModelError where it is neither, or where KenLM is missing."""
@@ -34,6 +41,14 @@ class NGram:
 
     def rescore(self, hypotheses: list[Hypothesis], texts: list[str], weight: float) -> list[Hypothesis]:
         """The hypotheses with `weight` times the log-probability of their texts in the scores, best first."""
+        words = {word for text in texts for word in text.split()}
+        if self.knows_nothing and words:
+            self.knows_nothing = not any(word in self.model for word in words)
+            if self.knows_nothing and len(words) >= DOUBTFUL:
+                logger.warning(
+                    "the n-gram model knows none of %s: it wants words as the normaliser writes", sorted(words)
+                )
+                self.knows_nothing = False  # once is enough
         rescored = [
             replace(hypothesis, score=hypothesis.score + weight * self.log_prob(text))
             for hypothesis, text in zip(hypotheses, texts, strict=True)

@@ -56,7 +56,7 @@ class DecodeOptions:
         if self.strategy == "greedy" and self.nbest > 1:
             raise ValueError(f"strategy greedy finds one hypothesis: nbest is 1 there, not {self.nbest}")
         if not 1 <= self.nbest <= self.beam_size:
-            raise ValueError(f"nbest must lie between 1 and the beam size, not {self.nbest}")
+            raise ValueError(f"nbest must lie between 1 and the beam size, {self.beam_size}, not {self.nbest}")
 
 
 # without CTC, and with the temperatures of Whisper's own decoding: for what `asr.model.foreign` imports

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printable, read_matrix, stream_audio
+from asr.audio.reading import LOUDEST, SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printable, read_matrix, stream_audio
 from asr.decode.alignment import TimedWord, ctc_alignments, timed_words
 from asr.decode.confidence import Calibration, word_confidences
 from asr.decode.ctc import hears_something
@@ -163,7 +163,10 @@ class Recognizer:
     ) -> Iterator[Transcript]:
         """The transcripts of many recordings, in order, decoded in batches sorted by length, in bounded memory.
 
-        What cannot be read gives a transcript with an error. `progress` is told the seconds decoded."""
+        What cannot be read gives a transcript with an error. `progress` is told the seconds decoded. Raises TypeError
+        for a single recording."""
+        if isinstance(recordings, Recording):
+            raise TypeError("transcribe_all takes several recordings: for one there is transcribe")
         waiting: list[_Job] = []
         pieces: list[tuple[_Job, Piece]] = []
         seconds, ahead = 0.0, min(SOON, self.batch_seconds)
@@ -230,7 +233,8 @@ class Recognizer:
         if isinstance(recording, np.ndarray):
             if recording.ndim != 1:
                 raise AudioError(f"{_name(recording)}: this model hears samples (N,), not {recording.shape}")
-            if not np.issubdtype(recording.dtype, np.floating) or not np.isfinite(recording).all():
+            is_float = np.issubdtype(recording.dtype, np.floating)
+            if not is_float or not (np.abs(recording) <= LOUDEST).all():  # nor is one that is no number
                 raise AudioError(f"{_name(recording)}: samples are finite floats in [-1, 1], not {recording.dtype}")
             blocks = iter([recording.astype(np.float32)])
         else:
@@ -318,13 +322,22 @@ class Recognizer:
         if options.ctc_weight and transformer.ctc:  # a decoder and a language model always find something to say
             heard = hears_something(transformer.ctc_log_probs(memory), memory_lens)
             memory_lens = memory_lens.masked_fill(~heard, 0)
-        if self.ngram is None or options.strategy == "greedy":
+        if options.nbest == 1 and (self.ngram is None or options.strategy == "greedy"):
             return search_with_fallback(transformer, memory, memory_lens, options, self.language_model, self._text)
         all_of_them = replace(options, nbest=options.beam_size)
         found = search_with_fallback(transformer, memory, memory_lens, all_of_them, self.language_model, self._text)
-        texts = ([self.model.normalize(self._text(h)) for h in best] for best in found)
-        rescored = (self.ngram.rescore(best, said, weight) for best, said in zip(found, texts, strict=True))
-        return [best[: options.nbest] for best in rescored]
+        found = [self._distinct(best) for best in found]
+        if self.ngram is not None:
+            texts = ([self.model.normalize(self._text(h)) for h in best] for best in found)
+            found = [self.ngram.rescore(best, said, weight) for best, said in zip(found, texts, strict=True)]
+        return [best[: options.nbest] for best in found]
+
+    def _distinct(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+        """Of those that write the same text, with other subwords, the first."""
+        found: dict[str, Hypothesis] = {}
+        for hypothesis in hypotheses:
+            found.setdefault(self._text(hypothesis), hypothesis)
+        return list(found.values())
 
     def _text(self, hypothesis: Hypothesis) -> str:
         return self.model.tokenizer.decode(hypothesis.tokens).strip()

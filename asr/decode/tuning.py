@@ -34,11 +34,11 @@ def save_tuning(
     int8: bool = False,
 ) -> None:
     """Writes `folder / decoding.json`, and copies the folder of the language model to `folder / lm`."""
-    tuned = {"options": asdict(options), "calibration": calibration and asdict(calibration), "int8": int8}
-    (Path(folder) / FILE).write_text(json.dumps(tuned, indent=2) + "\n", encoding="utf-8")
     inside = Path(folder) / LANGUAGE_MODEL
     if language_model and Path(language_model).resolve() != inside.resolve():
         shutil.copytree(language_model, inside, dirs_exist_ok=True)
+    tuned = {"options": asdict(options), "calibration": calibration and asdict(calibration), "int8": int8}
+    (Path(folder) / FILE).write_text(json.dumps(tuned, indent=2) + "\n", encoding="utf-8")
 
 
 def load_tuning(folder: str | Path) -> Tuning:

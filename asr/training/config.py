@@ -250,7 +250,7 @@ class TextConfig:
     joined: float = 0.0
     transcripts: list[str] = field(default_factory=list)  # corpora to read the transcripts of; twice, if named twice
     dev: list[str] = field(default_factory=list)  # none: some lines of the training text
-    held_out: int = 2000  # how many
+    held_out: int = 2000  # how many, before any are joined
     batch_tokens: int = 8192  # in one update, padding included
     max_tokens: int = 200  # longer lines are left out
 

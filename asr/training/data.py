@@ -22,7 +22,7 @@ from asr.corpus import Skipped, input_kind, open_corpus
 from asr.model.encoder import Encoder
 from asr.model.speech_model import SpeechModel
 from asr.text.normalizer import get_normalizer
-from asr.text.tokenizer import Tokenizer
+from asr.text.tokenizer import SPECIALS, UNK, Tokenizer
 from asr.training.batches import Bucket, BucketSampler, SpeechDataset, make_buckets
 from asr.training.config import DataConfig, SoundConfig
 from asr.training.resuming import Resumable, ResumableData
@@ -175,6 +175,7 @@ class SpeechData(SoundData):
         self.longest = model.transformer.config.longest_transcript
 
         front_end, encoder = model.front_end, model.transformer.encoder
+        has_unknown = self.tokenizer.piece(UNK) == SPECIALS[UNK]  # Whisper's writes all
 
         def unplaced(cut: MonoCut, speed: float = 1.0) -> str | None:
             if reason := _unplaced(cut, speed, front_end, encoder, self.tokenizer):
@@ -186,8 +187,12 @@ class SpeechData(SoundData):
                 return None
             return f"{count} labels are more than the {self.longest} that the decoder has positions for"
 
+        strange: list[str] = []
+
         def unaligned(cut: MonoCut) -> str | None:
             labels = self.tokenizer.encode(cut.supervisions[0].text)
+            if UNK in labels and has_unknown:
+                strange.append(cut.supervisions[0].text)
             needed = len(labels) + sum(a == b for a, b in pairwise(labels))
             frames = memory_length(cut, max(self.config.speeds), front_end, encoder, self.tokenizer)
             if not model.transformer.ctc:
@@ -200,6 +205,13 @@ class SpeechData(SoundData):
             return self._outside(cut) or unplaced(cut, min(self.config.speeds)) or unaligned(cut)
 
         self._keep(unfit, unplaced, front_end.config)
+        if strange:
+            logger.warning(
+                "%d transcripts have characters that the tokenizer cannot write, as in %r: the model learns to write "
+                "U+FFFD there (new_tokenizer=true gives one that began as another model a tokenizer of its own)",
+                len(strange),
+                strange[0],
+            )
 
 
 def _each_once(sampler: CutSampler, cuts: CutSet) -> CutSampler:

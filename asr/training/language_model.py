@@ -15,6 +15,7 @@ from torch import Tensor
 
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
+from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.training.averaging import average_checkpoints, best_checkpoints, keep_best
 from asr.training.building import adapt_language_model
 from asr.training.callbacks import EpochTimer
@@ -78,6 +79,10 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     is not to be resumed."""
     last = begin(config)
     recognizer = SpeechModel.load(config.tokenizer)
+    if not last:
+        save_tokenizer(recognizer.tokenizer, config.out)
+    elif load_tokenizer(config.out) != recognizer.tokenizer:
+        raise ValueError(f"resume=true: {config.tokenizer} has another tokenizer than when this training began")
     written = recognizer.transformer.config
     # as the search feeds it and reads it; without a CTC head any token may be the end
     special = {"prompt": written.prompt[-1:], "eos": written.eos, "ctc": written.ctc}
@@ -89,9 +94,10 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     longest = model.config.longest_transcript
     data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed, longest)
     trainer = _trainer(config, data)
-    module = LanguageModelTraining(config, model, config.epochs * data.updates_per_epoch(trainer.world_size))
-    parameters = sum(p.numel() for p in model.parameters()) / 1e6
-    logger.info("%d lines, %.1f M tokens, %.1f M parameters", len(data.train_lines), data.tokens / 1e6, parameters)
+    updates = config.epochs * data.updates_per_epoch(trainer.world_size)
+    module = LanguageModelTraining(config, model, updates)
+    extent = f"{len(data.train_lines)} lines, {data.tokens / 1e6:.1f} M tokens, {updates} updates"
+    logger.info("%s, %.1f M parameters", extent, sum(p.numel() for p in model.parameters()) / 1e6)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     module.load_state_dict(average_checkpoints(best_checkpoints(Path(config.out))[:1], prefix=""))
     trainer.validate(module, data, verbose=False)

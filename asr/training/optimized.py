@@ -13,7 +13,7 @@ from asr.model.layers import layers_of
 from asr.training.config import OptimizerConfig
 from asr.training.muon import Muon
 from asr.training.resuming import LOOK_EVERY, step_seed
-from asr.training.schedule import rate
+from asr.training.schedule import rate, warmup_updates
 from asr.training.sharding import Sharded, whole_norm
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,15 @@ class Optimized(L.LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         torch.manual_seed(step_seed(self.seed, self.current_epoch, self.global_rank, batch_idx))
 
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        saved, own = checkpoint.get("state_dict", {}), self.state_dict()  # FSDP's are loaded elsewhere
+        other = next((name for name in own if name in saved and saved[name].shape != own[name].shape), None)
+        if other:
+            shapes = f"{tuple(saved[other].shape)} in the checkpoint and {tuple(own[other].shape)} now"
+            raise ValueError(
+                f"resume=true: {other} is {shapes}; what it began from (init_from, tokenizer) is another model now"
+            )
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Lightning's own clipping refuses fused optimisers, for the sake of float16's loss scale, which bf16 has not
         norm = whole_norm(nn.utils.clip_grad_norm_(self.parameters(), self.settings.clip))
@@ -133,5 +142,8 @@ class Optimized(L.LightningModule):
             optimizer = Muon(matrices, groups, weight_decay=settings.weight_decay, **common)
         else:
             optimizer = torch.optim.AdamW(groups, **common)
+        warmup = warmup_updates(settings, self.updates)
+        if warmup >= self.updates and self.trainer.is_global_zero:
+            logger.warning("optimizer.warmup: the rate rises for all %d updates (warm-up: %d)", self.updates, warmup)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, settings, self.updates))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "name": "lr"}}

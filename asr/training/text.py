@@ -44,17 +44,16 @@ class TextData(ResumableData):
             self.most, self.limit = longest, f"the {longest} tokens that model.max_positions has room for"
         self.encode = tokenizer.encode
         texts, said, dev = (
-            filter(None, map(normalize, lines))
+            [text for line in lines if (text := normalize(line))]
             for lines in (lines_of(config.train), transcripts_of(config.transcripts), lines_of(config.dev))
         )
+        if not config.dev:
+            dev, texts = self._held_out(texts)
+            if texts and not dev:
+                raise ValueError("data.train has too few lines for one to be held out: data.dev names a text")
         self.train_lines = self._encoded(config.train, self._passages(texts))
-        if config.dev:
-            self.dev_lines = self._encoded(config.dev, dev)
-        else:
-            random.Random(seed).shuffle(self.train_lines)
-            size = min(config.held_out, len(self.train_lines) // 2)
-            self.dev_lines, self.train_lines = self.train_lines[:size], self.train_lines[size:]
         self.train_lines += self._encoded(config.transcripts, said)
+        self.dev_lines = self._encoded(config.dev or config.train, dev)
         if not self.train_lines or not self.dev_lines:
             raise ValueError(f"data.train and data.dev: no line with text of up to {self.limit}")
 
@@ -84,6 +83,13 @@ class TextData(ResumableData):
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
         batches = Batches(self.dev_lines, self.config.batch_tokens, None, rank, world_size)
         return DataLoader(Lines(self.dev_lines), sampler=Resumable(batches), batch_size=None)
+
+    def _held_out(self, texts: list[str]) -> tuple[list[str], list[str]]:
+        """Some of the texts, and the others. Drawn by what they say: where others come, most of them stay the same."""
+        size = min(self.config.held_out, len(texts) // 2)
+        order = sorted(range(len(texts)), key=lambda i: zlib.crc32(f"{self.seed} {texts[i]}".encode()))
+        chosen = set(order[:size])
+        return [texts[i] for i in order[:size]], [text for i, text in enumerate(texts) if i not in chosen]
 
     def _passages(self, texts: Iterable[str]) -> Iterator[str]:
         """Each text, or several in a row as one, if they fit, with the chance that `TextConfig.joined` says."""

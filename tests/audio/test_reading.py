@@ -150,6 +150,19 @@ def test_a_copy_in_part_is_named_where_the_header_says_how_long_it_was(tmp_path,
             read(tmp_path / "a")
 
 
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+def test_an_ogg_file_that_ends_within_a_page_is_named(tmp_path, subtype):
+    sound = np.random.default_rng(0).normal(0, 0.1, 20 * SAMPLE_RATE)
+    soundfile.write(tmp_path / "a.ogg", sound, SAMPLE_RATE, subtype, format="OGG")
+    assert read_duration(tmp_path / "a.ogg") == pytest.approx(20, abs=0.1)
+    whole = (tmp_path / "a.ogg").read_bytes()
+    for size in (len(whole) // 2, whole.rfind(b"OggS") + 20):
+        (tmp_path / "a.ogg").write_bytes(whole[:size])
+        for read in (read_audio, read_duration):
+            with pytest.raises(AudioError, match=r"a\.ogg: cut off within its last page"):
+                read(tmp_path / "a.ogg")
+
+
 def test_a_part_of_a_flac_that_was_copied_in_part_is_named(tmp_path):
     soundfile.write(tmp_path / "a.flac", np.random.default_rng(0).normal(0, 0.1, 40 * SAMPLE_RATE), SAMPLE_RATE)
     whole = (tmp_path / "a.flac").read_bytes()

@@ -213,6 +213,7 @@ def test_a_sound_that_ends_before_its_transcript_is_left_out(tmp_path, tone, cap
         ("m.jsonl", "{oops", "line 1: not JSON"),
         ("m.jsonl", "[]", "line 1: not a JSON object"),
         ("m.jsonl", '{"audio_filepath": "a.wav", "text": "a", "duration": "long"}', "line 1: duration is no number"),
+        ("m.jsonl", '{"audio_filepath": "a.wav", "text": "a", "duration": true}', "line 1: duration is no number"),
         ("m.jsonl", '{"audio_filepath": "a.wav", "text": "a", "duration": NaN}', "line 1: duration is no number"),
         ("m.jsonl", '{"audio_filepath": "a.wav", "text": "a", "duration": 1e999}', "line 1: duration is no number"),
         ("m.jsonl", '{"audio_filepath": "a.wav", "text": "a", "offset": -1}', "line 1: offset is no number from 0 on"),

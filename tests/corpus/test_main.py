@@ -143,3 +143,41 @@ def test_nothing_is_no_corpus(tmp_path, tone, monkeypatch, capsys, command, mess
     with pytest.raises(SystemExit, match="2"):
         run(*command.split(), "m.jsonl", "--out", "new.jsonl.gz", monkeypatch=monkeypatch)
     assert message in capsys.readouterr().err and not (tmp_path / "new.jsonl.gz").exists()
+
+
+@pytest.mark.parametrize("command", ["prepare", "splice"])
+def test_what_was_interrupted_leaves_nothing_and_can_be_given_again(tmp_path, tone, monkeypatch, capsys, command):
+    entries = []
+    for name in "ab":
+        write(tmp_path / f"{name}.wav", tone(1.0))
+        entries.append({"id": name, "audio_filepath": f"{name}.wav", "text": "one", "speaker": "s"})
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    given = (command, tmp_path / "m.jsonl", "--wav", tmp_path / "wav", "--out", tmp_path / "cuts.jsonl.gz")
+    sound = ((cut, "one", tone(1.0)) for cut in open_corpus(tmp_path / "m.jsonl"))
+    monkeypatch.setattr("asr.corpus.splicing.splice", lambda *args: sound)
+
+    def interrupted(path, samples):
+        if path.name.startswith("b"):
+            raise KeyboardInterrupt
+        write(path, samples)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+        patch.setattr("asr.corpus.__main__.write_wav", interrupted)
+        run(*given, monkeypatch=monkeypatch)
+    assert capsys.readouterr().err == "asr.corpus: interrupted\n"
+    assert not list(tmp_path.glob("wav/*"))
+    if command == "prepare":
+        run(*given, monkeypatch=monkeypatch)
+        assert len(open_corpus(tmp_path / "cuts.jsonl.gz")) == 2
+
+
+def test_an_id_that_is_not_utf_8_does_not_stop_the_others(tmp_path, tone, monkeypatch, caplog):
+    write(tmp_path / "a.wav", tone(1.0))
+    entries = [{"id": name, "audio_filepath": "a.wav", "text": "one"} for name in ("a", "b\ud800")]
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    run("shard", tmp_path / "m.jsonl", "--out", tmp_path / "shards", monkeypatch=monkeypatch)
+    wav = ("--wav", tmp_path / "wav", "--out", tmp_path / "cuts.jsonl.gz")
+    run("prepare", tmp_path / "m.jsonl", *wav, monkeypatch=monkeypatch)
+    for corpus in ("shards", "cuts.jsonl.gz"):
+        assert [cut.id for cut in open_corpus(tmp_path / corpus)] == ["a"]
+    assert caplog.text.count("1 of 2 utterances left out") == 2

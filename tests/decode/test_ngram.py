@@ -63,6 +63,8 @@ def test_the_recogniser_chooses_among_its_n_best(tiny_model, noise_is_heard):
         def __init__(self):
             pass
 
+        knows_nothing = False
+
         def log_prob(self, text: str) -> float:
             return -1.0 * text.count("a")
 
@@ -82,6 +84,8 @@ def test_it_is_asked_for_words_as_the_normaliser_writes_them(tiny_config, noise_
     class Listening(NGram):
         def __init__(self):
             pass
+
+        knows_nothing = False
 
         def log_prob(self, text: str) -> float:
             asked.append(text)
@@ -103,3 +107,10 @@ def test_without_kenlm_the_message_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "kenlm", None)
     with pytest.raises(ModelError, match="pip install kenlm"):
         NGram(tmp_path / "words.arpa")
+
+
+def test_a_model_that_knows_no_word_is_doubted_once(ngram, caplog):
+    few, many = "RED FOX", "THE QUICK RED FOX SAT DOWN"
+    for text in (few, many, many, "red fox"):
+        ngram.rescore([Hypothesis([4], -1.0)], [text], weight=0.5)
+    assert caplog.text.count("knows none of") == 1 and "'QUICK'" in caplog.text

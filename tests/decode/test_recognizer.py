@@ -9,7 +9,7 @@ import torch
 
 from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE, AudioError
-from asr.decode import DecodeOptions, Recognizer
+from asr.decode import DecodeOptions, Hypothesis, Recognizer
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import BLANK, CharTokenizer
@@ -113,7 +113,7 @@ def test_results_come_before_the_last_file_is_read(recognizer):
     assert len(read) <= 4
 
 
-@pytest.mark.parametrize("sound", [np.full(9000, np.nan), np.zeros(9000, np.int16)])
+@pytest.mark.parametrize("sound", [np.full(9000, np.nan), np.zeros(9000, np.int16), np.full(9000, 1e20)])
 def test_arrays_that_are_no_sound_are_refused(recognizer, sound):
     with pytest.raises(AudioError, match="finite floats"):
         recognizer.transcribe(sound)
@@ -122,6 +122,26 @@ def test_arrays_that_are_no_sound_are_refused(recognizer, sound):
 def test_what_is_neither_a_path_nor_an_array_is_named(recognizer):
     with pytest.raises(TypeError, match="a path or a NumPy array, not Tensor"):
         recognizer.transcribe(torch.zeros(16000))
+
+
+def test_one_recording_is_not_taken_for_several(recognizer):
+    for one in ("ab.wav", noise(1)):
+        with pytest.raises(TypeError, match="several recordings"):
+            next(recognizer.transcribe_all(one))
+
+
+def test_a_text_is_among_the_n_best_once(recognizer, monkeypatch):
+    several = replace(recognizer.options, beam_size=6, nbest=3)
+    monkeypatch.setattr(recognizer, "options", several)
+    spelled = [Hypothesis([4], -1.0), Hypothesis([5], -2.0), Hypothesis([4, 4], -3.0), Hypothesis([6], -4.0)]
+    monkeypatch.setattr(recognizer, "_text", lambda hypothesis: {4: "a", 5: "b", 6: "c"}[hypothesis.tokens[0]])
+    asked = []
+    monkeypatch.setattr(
+        "asr.decode.recognizer.search_with_fallback", lambda *args: asked.append(args[3].nbest) or [spelled]
+    )
+    (found,) = recognizer.recognize([noise(1)])
+    assert [hypothesis.tokens for hypothesis in found] == [[4], [5], [6]]
+    assert asked == [6]
 
 
 def test_two_channels_are_refused_as_an_array(recognizer):

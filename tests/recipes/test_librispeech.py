@@ -45,7 +45,7 @@ def test_a_stage_that_failed_says_how_to_go_on_and_does(data, tmp_path, programs
     (data / "LibriSpeech" / "dev-clean-2").mkdir()
     broken = run_recipe("mini_librispeech", "--data", data, "--stop-stage", "2", cwd=tmp_path, programs=programs)
     assert broken.returncode != 0
-    assert "stage 2 failed; the same command goes on with it" in broken.stderr
+    assert "stage 2 failed; when its cause is mended, the same command goes on with it" in broken.stderr
     (data / "LibriSpeech" / "dev-clean-2").rmdir()
     (tmp_path / "elsewhere").rename(data / "LibriSpeech" / "dev-clean-2")
     mended = run_recipe("mini_librispeech", "--data", data, "--stop-stage", "2", cwd=tmp_path, programs=programs)

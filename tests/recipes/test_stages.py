@@ -59,7 +59,7 @@ def test_a_stage_that_is_asked_for_again_trains_anew(recipe):
 def test_a_training_that_is_done_again_and_interrupted_goes_on_without_stage(recipe, tmp_path):
     assert recipe() == (0, ["resume=false"])
     (tmp_path / "fail").touch()
-    said = "stage 2 failed; the same command, without --stage, goes on with it"
+    said = "stage 2 failed; when its cause is mended, the same command, without --stage, goes on with it"
     assert recipe("--stage", "2", said=said) == (1, ["resume=false"])
     (tmp_path / "fail").unlink()
     assert recipe() == (0, ["resume=true"])

@@ -1,3 +1,4 @@
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -146,3 +147,16 @@ def test_what_the_encoder_has_no_positions_for_is_left_out(corpus, tmp_path, cap
     assert most(data.dev_cuts, 1.0) <= 22 < most(data.dev_cuts, slowest)  # which is played as it is
     assert "encoder frames are more than model.max_positions=22" in caplog.text
     train(config)
+
+
+def test_transcripts_that_the_tokenizer_cannot_write_are_counted(corpus, tmp_path, caplog):
+    train(options(corpus, tmp_path / "a", "epochs=1", "validate_every=1"))
+    assert "cannot write" not in caplog.text
+    manifest = tmp_path / "strange.jsonl"
+    sound = sorted((corpus / "train").glob("*.wav"))
+    texts = ["s\u00fc\u00df", *["low"] * (len(sound) - 1)]
+    rows = ({"audio_filepath": str(path), "text": text} for path, text in zip(sound, texts, strict=True))
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    begun = (f"init_from={tmp_path / 'a' / 'model'}", f"data.train=[{manifest}]", "data.normalizer=neutral")
+    train(options(corpus, tmp_path / "b", "epochs=1", "validate_every=1", *begun))
+    assert "1 transcripts have characters that the tokenizer cannot write, as in 's\u00fc\u00df'" in caplog.text

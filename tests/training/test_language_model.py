@@ -8,15 +8,19 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+from asr.audio.features import FeatureConfig
 from asr.composition import build_config, register
 from asr.decode import DecodeOptions, Recognizer
 from asr.model.folder import ModelError
 from asr.model.language_model import TextModel
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
 from asr.resources import resource
 from asr.text.tokenizer import SOS, SPECIALS, CharTokenizer
 from asr.training.building import adapt_language_model
 from asr.training.language_model import train_language_model
 from asr.training.text import Batches
+from tests.conftest import LETTERS
 from tests.test_commands import call
 
 
@@ -60,6 +64,18 @@ def test_it_learns_the_language_and_is_found_in_its_folder(trained, tiny_model):
     assert log_probs[6].exp()[model.tokenizer.encode("a")[0]] > 0.9
     with pytest.raises(FileExistsError, match="resume=true"):
         train_language_model(config)
+
+
+def test_with_another_tokenizer_it_is_not_resumed(trained, tiny_config, tmp_path):
+    config, *_ = trained
+    SpeechModel(FeatureConfig(), Transformer(tiny_config), CharTokenizer(LETTERS[::-1])).save(tmp_path / "asr")
+    with pytest.raises(ValueError, match="another tokenizer than when this training began"):
+        train_language_model(replace(config, resume=True, epochs=61))
+
+
+def test_a_warm_up_that_never_ends_is_said(config, caplog):
+    train_language_model(replace(config, epochs=1, optimizer=replace(config.optimizer, warmup=300)))
+    assert "the rate rises for all" in caplog.text
 
 
 def test_it_goes_on_from_another(trained, tmp_path):

@@ -114,6 +114,23 @@ def test_transcripts_of_corpora_are_lines_as_often_as_named_and_none_is_held_out
     assert len(data.dev_lines) == 4 and "a b c" not in [tokenizer.decode(line.tolist()) for line in data.dev_lines]
 
 
+def test_what_is_held_out_is_single_lines_and_stays_so_where_others_come(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"{'a' * (i % 20)} {'b' * (i // 20)} c\n" for i in range(100)))
+    (tmp_path / "b.txt").write_text("d e\nf\n")
+    held = []
+    for names, joined in ((["a.txt"], 0.0), (["a.txt"], 0.5), (["a.txt", "b.txt"], 0.5)):
+        config = TextConfig(train=[str(tmp_path / name) for name in names], held_out=20, joined=joined)
+        data = TextData(config, CharTokenizer(LETTERS), english, seed=1)
+        held.append({tuple(line.tolist()) for line in data.dev_lines})
+    assert held[0] == held[1] and len(held[1] & held[2]) >= 18
+
+
+def test_a_text_of_one_line_cannot_be_held_out(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    with pytest.raises(ValueError, match=r"too few lines for one to be held out: data\.dev"):
+        TextData(TextConfig(train=[str(tmp_path / "a.txt")]), CharTokenizer(LETTERS), english, seed=1)
+
+
 def test_a_text_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "a.xz").write_bytes(b"no archive")
     for name in ("a.xz", "nowhere.txt"):
