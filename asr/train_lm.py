@@ -4,8 +4,8 @@
     python -m asr.train_lm out=exp/lm resume=true
 
 It reads text, one sentence a line, and transcripts (`data.transcripts`) through the normaliser and the tokenizer of the
-recogniser that it is for. Then
-`python -m asr.transcribe --lm exp/lm/model ...`. Options are Hydra's: `--cfg job` shows them composed.
+recogniser that it is for. Then `python -m asr.transcribe --lm exp/lm/model ...`. Options are Hydra's: `--cfg job` shows
+them composed.
 """
 
 from __future__ import annotations

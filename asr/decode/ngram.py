@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class NGram:
     """An n-gram model over words as the recogniser's normaliser writes them."""
 
-    knows_nothing = True  # of what was heard so far
+    doubted = True  # until it knows a word, or it was said that it knows none
 
     def __init__(self, path: str | Path):
         """`path`: ARPA or KenLM's binary form. Raises ModelError where it is neither, or where KenLM is missing."""
@@ -41,16 +41,17 @@ class NGram:
 
     def rescore(self, hypotheses: list[Hypothesis], texts: list[str], weight: float) -> list[Hypothesis]:
         """The hypotheses with `weight` times the log-probability of their texts in the scores, best first."""
-        words = {word for text in texts for word in text.split()}
-        if self.knows_nothing and words:
-            self.knows_nothing = not any(word in self.model for word in words)
-            if self.knows_nothing and len(words) >= DOUBTFUL:
-                logger.warning(
-                    "the n-gram model knows none of %s: it wants words as the normaliser writes", sorted(words)
-                )
-                self.knows_nothing = False  # once is enough
+        if self.doubted:
+            self._doubt({word for text in texts for word in text.split()})
         rescored = [
             replace(hypothesis, score=hypothesis.score + weight * self.log_prob(text))
             for hypothesis, text in zip(hypotheses, texts, strict=True)
         ]
         return sorted(rescored, key=lambda hypothesis: -hypothesis.score)
+
+    def _doubt(self, words: set[str]) -> None:
+        if any(word in self.model for word in words):
+            self.doubted = False
+        elif len(words) >= DOUBTFUL:
+            logger.warning("the n-gram model knows none of %s: it wants words as the normaliser writes", sorted(words))
+            self.doubted = False

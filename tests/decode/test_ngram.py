@@ -63,7 +63,7 @@ def test_the_recogniser_chooses_among_its_n_best(tiny_model, noise_is_heard):
         def __init__(self):
             pass
 
-        knows_nothing = False
+        doubted = False
 
         def log_prob(self, text: str) -> float:
             return -1.0 * text.count("a")
@@ -85,7 +85,7 @@ def test_it_is_asked_for_words_as_the_normaliser_writes_them(tiny_config, noise_
         def __init__(self):
             pass
 
-        knows_nothing = False
+        doubted = False
 
         def log_prob(self, text: str) -> float:
             asked.append(text)
