@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import check_outputs, cuts_path, fail, guarded, keep_inputs, load_model, progress_bar
+from asr.commands import check_outputs, cuts_path, fail, first_repeated, guarded, keep_inputs, load_model, progress_bar
 from asr.formats import ctm_line, ctm_name
 
 if TYPE_CHECKING:
@@ -46,9 +45,7 @@ def main(argv: list[str] | None = None) -> None:
         check_outputs(args.out, args.ctm)
         recognizer = load_model(args.model, args.device, language_model=None, batch_seconds=args.batch_seconds)
         cuts = open_corpus(args.corpus)
-        names = Counter(ctm_name(cut.id) for cut in cuts)
-        twice = next((name for name, count in names.items() if count > 1), None)
-        if args.ctm and twice:
+        if args.ctm and (twice := first_repeated(ctm_name(cut.id) for cut in cuts)):
             raise ValueError(f"--ctm: several of the utterances would be called {twice}")
         with progress_bar(sum(cut.duration for cut in cuts)) as advance:
             aligned = align_cuts(recognizer, cuts, advance)

@@ -8,7 +8,8 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -107,6 +108,11 @@ def cuts_path(text: str) -> Path:
     if not text.endswith(".jsonl.gz"):
         raise argparse.ArgumentTypeError(f"{text}: cuts are written as .jsonl.gz")
     return Path(text)
+
+
+def first_repeated(names: Iterable[Hashable]) -> Hashable | None:
+    """The first of the names that is there more than once."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def keep_inputs(command: str, inputs: Sequence[str | Path], *outputs: Path | None) -> None:

@@ -11,10 +11,9 @@ import argparse
 import contextlib
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 
-from asr.commands import add_decoding_options, fail, guarded, load_recognizer, progress_bar, say
+from asr.commands import add_decoding_options, fail, first_repeated, guarded, load_recognizer, progress_bar, say
 from asr.formats import FORMATS, ctm_name, write
 
 
@@ -81,17 +80,13 @@ def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[P
     if not args.out:
         if len(files) > 1 and args.format in ("srt", "vtt"):
             fail("asr.transcribe", f"--format {args.format} of several files wants a folder for them: --out DIR")
-        if args.format == "ctm":
-            names = Counter(ctm_name(Path(file).stem) for file in files)
-            twice = next((name for name, count in names.items() if count > 1), None)
-            if twice:
-                fail("asr.transcribe", f"--format ctm: several of the files would be called {twice}")
+        if args.format == "ctm" and (twice := first_repeated(ctm_name(Path(file).stem) for file in files)):
+            fail("asr.transcribe", f"--format ctm: several of the files would be called {twice}")
         return [None] * len(files)
     places = [args.out / ("stdin" if file == "-" else Path(file).stem) for file in files]
     suffix = ".txt" if args.format == "text" else f".{args.format}"
     places = [place.with_name(place.name + suffix) for place in places]
-    twice = next((place for place, count in Counter(places).items() if count > 1), None)
-    if twice:
+    if twice := first_repeated(places):
         fail("asr.transcribe", f"--out: several of the files would be written to {twice}")
     there = next((place for place in places if place.exists()), None)
     if there:

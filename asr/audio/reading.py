@@ -10,7 +10,6 @@ import contextlib
 import io
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -20,6 +19,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from asr.audio.headers import UNKNOWN, AudioError, check_missing, check_rate, goes_on, is_estimate
+
 SAMPLE_RATE = 16_000
 STEPS_PER_SECOND = 100  # a matrix of T frames, or a text of T characters, counts as T / 100 s in batches and limits
 AUDIO_SUFFIXES = frozenset(
@@ -27,22 +28,12 @@ AUDIO_SUFFIXES = frozenset(
     for name in "wav flac ogg oga opus mp3 aiff aif au sph m4a mp4 webm mkv aac wma".split()  # noqa: SIM905
 )
 MATRIX_SUFFIXES = frozenset({".npy", ".pt"})
-UNKNOWN = 2**60  # samples and more in the header of a file that was written to a pipe
-NO_SIZE = 0x7FFF0000  # bytes and more in the header of a RIFF file: whoever wrote it to a pipe could not go back
-RATES = (100, 10_000_000)  # samples a second that are not taken for a damaged header
 LOUDEST = 2**31  # of samples that are not taken for damaged: whole numbers of 32 bits, written as floats
 _BLOCK_SECONDS = 30
 _MARGIN = 0.2  # seconds around a part of a file that are decoded, too: what resamplers and decoders reach
-_TABLE = 4096  # bytes in which an MP3's table, or the tags at its end, would be
-_LONGEST_PAGE = 27 + 255 + 255 * 255  # bytes of an Ogg file
-_TOLERANCE = 0.1  # seconds that a header may promise too many, or too few
 _FINEST = 640  # parts of a sample at 16 kHz in which other rates are counted: 11,025 Hz needs so many
 
 Source = str | os.PathLike | bytes | BinaryIO
-
-
-class AudioError(ValueError):
-    """A sound that cannot be read; the message names it and says why."""
 
 
 def files_under(folder: str | os.PathLike, skip: Callable[[AudioError], None] | None = None) -> Iterator[Path]:
@@ -120,8 +111,8 @@ def read_duration(source: Source, name: str | None = None) -> float:
     name = name or str(source)
     with _open(source, name) as file:
         with contextlib.suppress(soundfile.LibsndfileError), soundfile.SoundFile(file) as sound:
-            _check_rate(sound, name)
-            if sound.frames < UNKNOWN and not _is_estimate(sound, file) and not _goes_on(sound, file, name):
+            check_rate(sound, name)
+            if sound.frames < UNKNOWN and not is_estimate(sound, file) and not goes_on(sound, file, name):
                 return sound.frames / sound.samplerate
         file.seek(0)
         return sum(map(len, stream_audio(file, name))) / SAMPLE_RATE
@@ -162,11 +153,6 @@ def within_range(samples: np.ndarray) -> np.ndarray:
     """`samples (N,)`, quieter where they go beyond [-1, 1], at which a file of whole numbers clips them."""
     peak = np.abs(samples).max(initial=0.0)
     return samples / peak if peak > 1 else samples
-
-
-def _check_rate(sound, name: str) -> None:
-    if not RATES[0] <= sound.samplerate <= RATES[1]:
-        raise AudioError(f"{name}: its header says {sound.samplerate} samples a second")
 
 
 def _open(source: Source, name: str) -> BinaryIO:
@@ -211,14 +197,14 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
         yield from by_ffmpeg(str(error))
         return
     with sound:
-        promised = sound.frames if sound.format == "MP3" and not _is_estimate(sound, file) else 0
+        promised = sound.frames if sound.format == "MP3" and not is_estimate(sound, file) else 0
         if sound.frames >= UNKNOWN:  # libsndfile loses its place in it
             yield from by_ffmpeg("the header does not say how long it is.")
             return
-        if _goes_on(sound, file, name):
+        if goes_on(sound, file, name):
             yield from by_ffmpeg("there is more in it than its header says.")
             return
-        _check_rate(sound, name)
+        check_rate(sound, name)
         skipped = begin if sound.seekable() else 0
         if skipped:
             try:
@@ -231,99 +217,6 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
             for block in _soundfile_blocks(sound, most, promised, name, soundfile.LibsndfileError)
         )
         yield from _between(_resample(mono, sound.samplerate), (begin - skipped) * SAMPLE_RATE, sys.maxsize)
-
-
-def _is_estimate(sound, file: BinaryIO) -> bool:
-    """Whether an MP3, just opened, has no table that says how long it is (libsndfile goes by its first frame then)."""
-    if sound.format != "MP3":
-        return False
-    place = file.tell()
-    file.seek(max(0, place - _TABLE))
-    head = file.read(_TABLE)
-    file.seek(place)
-    return not any(name in head for name in (b"Xing", b"Info", b"VBRI"))
-
-
-def _goes_on(sound, file: BinaryIO, name: str) -> bool:
-    """Whether a file has sound after the end that libsndfile takes for its own, and reads to: MP3s or Ogg files that
-    were joined, an MP3 of varying bit rate without a table, a wav whose writer was killed. Raises AudioError where a
-    header promises more than there is: a copy that was interrupted."""
-    if sound.format in ("WAV", "WAVEX"):
-        return _wav_goes_on(sound, file, name)
-    if sound.format in ("NIST", "AIFF", "AU"):
-        _check_whole(sound, file, name)
-        return False
-    if sound.format == "OGG":
-        place, streams, rest = file.tell(), 0, b""
-        file.seek(0)
-        while block := file.read(1 << 20):
-            streams += (rest + block).count(b"OggS\0\2")  # the first page of each
-            rest = block[-5:]
-        _check_last_page(file, name)
-        file.seek(place)
-        return streams > 1
-    if sound.format != "MP3":
-        return False
-    seconds = sound.seek(0, os.SEEK_END) / sound.samplerate
-    end = file.tell()  # some frames before what is read last
-    tags = file.read(_TABLE)  # of the kinds that come last, and may be long
-    size = file.seek(0, os.SEEK_END)
-    file.seek(end)
-    sound.seek(0)
-    more = size - end > 1024 + 0.2 * end / max(seconds, 0.1)
-    return more and not any(name in tags for name in (b"APETAGEX", b"LYRICSBEGIN"))
-
-
-def _check_last_page(file: BinaryIO, name: str) -> None:
-    """Raises AudioError for an Ogg file that ends within a page (RFC 3533, section 6)."""
-    there = file.seek(0, os.SEEK_END)
-    file.seek(max(0, there - _LONGEST_PAGE))
-    tail = file.read()
-    head = tail[max(0, tail.rfind(b"OggS")) :]
-    segments = head[27 : 27 + head[26]] if len(head) > 26 else b""
-    if head.startswith(b"OggS") and (len(head) < 27 or 27 + head[26] + sum(segments) > len(head)):
-        raise AudioError(f"{name}: cut off within its last page")
-
-
-def _check_whole(sound, file: BinaryIO, name: str) -> None:
-    """Raises AudioError for a .sph, .aiff or .au of which its header promises more than there is."""
-    place = file.tell()
-    file.seek(0)
-    head, there = file.read(1024), file.seek(0, os.SEEK_END)
-    file.seek(place)
-    if sound.format == "NIST":
-        count = re.search(rb"sample_count -i (\d+)", head)
-        missing = (int(count[1]) if count else 0) - sound.frames
-    else:
-        begin, size = (8, head[4:8]) if sound.format == "AIFF" else (int.from_bytes(head[4:8], "big"), head[8:12])
-        end = begin + int.from_bytes(size, "big")
-        known = head[:4] in (b"FORM", b".snd") and size != b"\xff\xff\xff\xff"
-        missing = (end - there) / max(1, there - begin) * sound.frames if known else 0
-    if missing > _TOLERANCE * sound.samplerate:
-        raise AudioError(f"{name}: cut off, the last {missing / sound.samplerate:.1f} s are missing")
-
-
-def _wav_goes_on(sound, file: BinaryIO, name: str) -> bool:
-    place, begin, end = file.tell(), 0, 0
-    file.seek(12)
-    while not begin and len(head := file.read(8)) == 8:  # the chunks of a RIFF file, to the samples
-        size = int.from_bytes(head[4:], "little")
-        if head[:4] == b"data":
-            begin = file.tell()
-            end = begin + size
-        else:
-            file.seek(size + size % 2, os.SEEK_CUR)
-    there = file.seek(0, os.SEEK_END)
-    file.seek(end + end % 2)
-    after = file.read(4)
-    file.seek(place)
-    if not begin or end - begin >= NO_SIZE:
-        return False
-    missing = (end - there) / max(1, there - begin) * sound.frames / sound.samplerate
-    if missing > _TOLERANCE:
-        raise AudioError(f"{name}: cut off, the last {missing:.1f} s are missing")
-    # what was killed while it wrote has an old header, and no chunk's name after what that counts
-    return there - end > 1024 and not all(32 <= byte < 127 for byte in after)
 
 
 def _is_text(head: bytes) -> bool:
@@ -353,9 +246,7 @@ def _soundfile_blocks(sound, most: int, promised: int, name: str, error_type: ty
         except error_type as error:
             raise AudioError(f"{name}: damaged after {place / sound.samplerate:.1f} s ({error})") from None
         if not len(block):
-            missing = (promised - place) / sound.samplerate
-            if missing > _TOLERANCE:
-                raise AudioError(f"{name}: cut off, the last {missing:.1f} s are missing")
+            check_missing((promised - place) / sound.samplerate, name)
             return
         yield _finite(block, name)
         most -= len(block)

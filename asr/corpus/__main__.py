@@ -14,7 +14,6 @@ import argparse
 import logging
 import random
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from lhotse import CutSet, MonoCut
 from lhotse.utils import fastcopy
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
-from asr.commands import check_outputs, cuts_path, fail, keep_inputs
+from asr.commands import check_outputs, cuts_path, fail, first_repeated, keep_inputs
 from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
@@ -64,8 +63,7 @@ def _copies(cuts: CutSet, folder: Path, written: list[Path]) -> Iterator[MonoCut
         if input_kind(cut) != "sound":
             raise ValueError(f"--wav is for sound, and {cut.id} is {input_kind(cut)}")
     paths = [_wav(cut.id, folder) for cut in cuts]
-    twice = next((path for path, count in Counter(paths).items() if count > 1), None)
-    if twice:
+    if twice := first_repeated(paths):
         raise ValueError(f"--wav {folder}: two utterances would be written to {twice}")
     there = next((path for path in paths if path.exists()), None)
     if there:

@@ -1,0 +1,128 @@
+"""How long a sound file is by its header, and whether that holds. libsndfile reads to where it takes the end to be,
+without a word of what comes after it, or of what is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from soundfile import SoundFile
+
+RATES = (100, 10_000_000)  # samples a second that are not taken for a damaged header
+UNKNOWN = 2**60  # samples and more in the header of a file that was written to a pipe
+NO_SIZE = 0x7FFF0000  # bytes and more in the header of a RIFF file: whoever wrote it to a pipe could not go back
+_TABLE = 4096  # bytes in which an MP3's table, or the tags at its end, would be
+_LONGEST_PAGE = 27 + 255 + 255 * 255  # bytes of an Ogg file
+_TOLERANCE = 0.1  # seconds that a header may promise too many, or too few
+
+
+class AudioError(ValueError):
+    """A sound that cannot be read; the message names it and says why."""
+
+
+def check_rate(sound: SoundFile, name: str) -> None:
+    """Raises AudioError for a rate that no recording has."""
+    if not RATES[0] <= sound.samplerate <= RATES[1]:
+        raise AudioError(f"{name}: its header says {sound.samplerate} samples a second")
+
+
+def check_missing(seconds: float, name: str) -> None:
+    """Raises AudioError where so many `seconds`, which a header promises, are not there: a copy was interrupted."""
+    if seconds > _TOLERANCE:
+        raise AudioError(f"{name}: cut off, the last {seconds:.1f} s are missing")
+
+
+def is_estimate(sound: SoundFile, file: BinaryIO) -> bool:
+    """Whether an MP3, just opened, has no table that says how long it is (libsndfile goes by its first frame then)."""
+    if sound.format != "MP3":
+        return False
+    place = file.tell()
+    file.seek(max(0, place - _TABLE))
+    head = file.read(_TABLE)
+    file.seek(place)
+    return not any(name in head for name in (b"Xing", b"Info", b"VBRI"))
+
+
+def goes_on(sound: SoundFile, file: BinaryIO, name: str) -> bool:
+    """Whether a file, just opened, has sound after the end that libsndfile takes for its own, and reads to: MP3s or Ogg
+    files that were joined, an MP3 of varying bit rate without a table, a wav whose writer was killed.
+
+    Raises AudioError where a header promises more than there is."""
+    if sound.format == "MP3":
+        return _mp3_goes_on(sound, file)
+    place = file.tell()
+    if sound.format in ("WAV", "WAVEX"):
+        more = _wav_goes_on(sound, file, name)
+    elif sound.format == "OGG":
+        more = _ogg_goes_on(file, name)
+    else:
+        more = False
+        if sound.format in ("NIST", "AIFF", "AU"):
+            _check_whole(sound, file, name)
+    file.seek(place)
+    return more
+
+
+def _mp3_goes_on(sound: SoundFile, file: BinaryIO) -> bool:
+    seconds = sound.seek(0, os.SEEK_END) / sound.samplerate
+    end = file.tell()  # some frames before what is read last
+    tags = file.read(_TABLE)  # of the kinds that come last, and may be long
+    size = file.seek(0, os.SEEK_END)
+    file.seek(end)
+    sound.seek(0)
+    more = size - end > 1024 + 0.2 * end / max(seconds, 0.1)
+    return more and not any(name in tags for name in (b"APETAGEX", b"LYRICSBEGIN"))
+
+
+def _wav_goes_on(sound: SoundFile, file: BinaryIO, name: str) -> bool:
+    begin = end = 0
+    file.seek(12)
+    while not begin and len(head := file.read(8)) == 8:  # the chunks of a RIFF file, to the samples
+        size = int.from_bytes(head[4:], "little")
+        if head[:4] == b"data":
+            begin = file.tell()
+            end = begin + size
+        else:
+            file.seek(size + size % 2, os.SEEK_CUR)
+    there = file.seek(0, os.SEEK_END)
+    file.seek(end + end % 2)
+    after = file.read(4)
+    if not begin or end - begin >= NO_SIZE:
+        return False
+    check_missing((end - there) / max(1, there - begin) * sound.frames / sound.samplerate, name)
+    # what was killed while it wrote has an old header, and no chunk's name after what that counts
+    return there - end > 1024 and not all(32 <= byte < 127 for byte in after)
+
+
+def _ogg_goes_on(file: BinaryIO, name: str) -> bool:
+    """Raises AudioError for a file that ends within a page (RFC 3533, section 6)."""
+    streams, rest = 0, b""
+    file.seek(0)
+    while block := file.read(1 << 20):
+        streams += (rest + block).count(b"OggS\0\2")  # the first page of each
+        rest = block[-5:]
+    there = file.seek(0, os.SEEK_END)
+    file.seek(max(0, there - _LONGEST_PAGE))
+    tail = file.read()
+    head = tail[max(0, tail.rfind(b"OggS")) :]
+    segments = head[27 : 27 + head[26]] if len(head) > 26 else b""
+    if head.startswith(b"OggS") and (len(head) < 27 or 27 + head[26] + sum(segments) > len(head)):
+        raise AudioError(f"{name}: cut off within its last page")
+    return streams > 1
+
+
+def _check_whole(sound: SoundFile, file: BinaryIO, name: str) -> None:
+    """Of a .sph, .aiff or .au."""
+    file.seek(0)
+    head, there = file.read(1024), file.seek(0, os.SEEK_END)
+    if sound.format == "NIST":
+        count = re.search(rb"sample_count -i (\d+)", head)
+        missing = (int(count[1]) if count else 0) - sound.frames
+    else:
+        begin, size = (8, head[4:8]) if sound.format == "AIFF" else (int.from_bytes(head[4:8], "big"), head[8:12])
+        end = begin + int.from_bytes(size, "big")
+        known = head[:4] in (b"FORM", b".snd") and size != b"\xff\xff\xff\xff"
+        missing = (end - there) / max(1, there - begin) * sound.frames if known else 0
+    check_missing(missing / sound.samplerate, name)
