@@ -38,7 +38,10 @@ def begin(config: TrainConfig | PretrainConfig | LMTrainConfig) -> Path | None:
     at its start.
 
     Raises FileExistsError where `config.out` holds a training that is not to be resumed, or checkpoints of one that
-    cannot be, ValueError where it was begun sharded and is to go on otherwise, or the reverse."""
+    cannot be, ValueError where it was begun sharded and is to go on otherwise, or the reverse, and for a precision that
+    a CPU has not."""
+    if config.precision == "16-mixed" and accelerator() == "cpu":  # which Lightning would take for bf16-mixed
+        raise ValueError("precision=16-mixed is for a GPU: bf16-mixed and 32-true are for a CPU, too")
     last = Path(config.out) / "checkpoints" / "last.ckpt"
     if last.exists() and not config.resume:
         raise FileExistsError(

@@ -313,6 +313,13 @@ def test_more_gpus_than_there_are_are_refused(corpus, tmp_path, monkeypatch):
         device_count(options(corpus, tmp_path, "devices=4"))
 
 
+def test_half_precision_is_for_a_gpu(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="precision=16-mixed is for a GPU"):
+        train(options(corpus, tmp_path / "run", "precision=16-mixed"))
+    assert not any(tmp_path.iterdir())
+
+
 def test_consistency_without_ctc_is_refused(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"loss\.ctc_weight must be positive"):
         options(corpus, tmp_path, "loss.consistency=0.2", "loss.ctc_weight=0")
