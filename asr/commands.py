@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("decoding", "defaults are those tuned for the model, where it was tuned")
+    group = parser.add_argument_group(
+        "decoding", "what was tuned for the model (asr.tune) takes the place of a default with *"
+    )
     group.add_argument("--model", help="model folder, or whisper:PATH (default: the model that ships)")
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
     group.add_argument(
@@ -35,22 +37,18 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--lm", help="language model folder (asr.train_lm) for the search (default: the model's own)")
     group.add_argument("--ngram", help="word n-gram model, ARPA or KenLM's, rescores the n-best (default: none)")
-    group.add_argument("--strategy", help="beam, rescore, ctc or greedy (default: beam)")
-    group.add_argument("--beam-size", type=int, help="hypotheses kept at each step (default: 10)")
-    group.add_argument("--ctc-weight", type=float, help="share of the CTC score, 0 to 1 (default: 0.3)")
-    group.add_argument("--lm-weight", type=float, help="of the language model's score, 0: none (default: 0.3)")
-    group.add_argument("--ilm-weight", type=float, help="of the transcripts' bigram, subtracted (default: 0)")
-    group.add_argument("--ngram-weight", type=float, help="of the n-gram model's score (default: 0.3)")
-    group.add_argument("--length-bonus", type=float, help="added to the score for each token (default: 0)")
-    group.add_argument("--nbest", type=int, help="hypotheses returned (default: 1)")
+    group.add_argument("--strategy", help="beam, rescore, ctc or greedy (default: beam*)")
+    group.add_argument("--beam-size", type=int, help="hypotheses kept at each step (default: 10*)")
+    group.add_argument("--ctc-weight", type=float, help="share of the CTC score, 0 to 1 (default: 0.3*)")
+    group.add_argument("--lm-weight", type=float, help="of the language model's score, 0: none (default: 0.3*)")
+    group.add_argument("--ilm-weight", type=float, help="of the transcripts' bigram, subtracted (default: 0*)")
+    group.add_argument("--ngram-weight", type=float, help="of the n-gram model's score (default: 0.3*)")
+    group.add_argument("--length-bonus", type=float, help="added to the score for each token (default: 0*)")
+    group.add_argument("--nbest", type=int, help="hypotheses returned, at most --beam-size (default: 1)")
 
 
 def load_recognizer(args: argparse.Namespace) -> Recognizer:
     """The recogniser that the options ask for. Raises ValueError naming the option or the folder that is wrong."""
-    from dataclasses import replace
-
-    from asr.decode.search import check_options
-
     settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
     settings["piece_seconds"] = args.piece_seconds
     if args.attention_window is not None:
@@ -61,10 +59,9 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
         settings["language_model"] = None
     elif args.lm:
         settings["language_model"] = args.lm
-    recognizer = load_model(args.model, args.device, **settings)
     names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ilm_weight", "ngram_weight", "length_bonus", "nbest")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    recognizer.options = replace(recognizer.options, **given)
+    recognizer = load_model(args.model, args.device, **settings, **given)
     unasked = args.lm or args.ngram or any(map(given.get, ("lm_weight", "ilm_weight", "ngram_weight")))
     if recognizer.options.strategy == "greedy" and unasked:
         raise ValueError("--strategy greedy asks no other model: --lm, --ngram and their weights have no effect")
@@ -73,7 +70,6 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
         if useless and getattr(recognizer, model) is None:
             wanted = {"language_model": "language model (--lm)", "ngram": "n-gram model (--ngram)"}[model]
             raise ValueError(f"--{useless.replace('_', '-')} {given[useless]}: there is no {wanted}")
-    check_options(recognizer.model.transformer, recognizer.options, recognizer.language_model)
     return recognizer
 
 

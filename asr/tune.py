@@ -36,7 +36,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-tune", description="Chooses the weights of decoding on a dev set.")
     parser.add_argument("corpus", nargs="+", help="manifest (.jsonl), tar, cuts (.jsonl.gz), AN4 list, folder")
     for name, flag in AXES.items():
-        parser.add_argument(flag, dest=f"{name}s", type=float, nargs="+", help="values to try (default: the model's)")
+        help = "values to try (default: the model's)"
+        parser.add_argument(flag, dest=f"{name}s", type=float, nargs="+", metavar="WEIGHT", help=help)
     parser.add_argument("--write", action="store_true", help="keep the best in the model folder")
     add_decoding_options(parser)
     return parser

@@ -141,7 +141,7 @@ def _say(cuts: CutSet, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m asr.corpus", description=f"A corpus is {FORMS}.")
+    parser = argparse.ArgumentParser(prog="asr-corpus", description=f"A corpus is {FORMS}.")
     commands = parser.add_subparsers(required=True)
     sub = commands.add_parser("download", help="fetch and unpack parts of LibriSpeech")
     sub.add_argument("part", nargs="+", help="train-clean-100, dev-clean, train-clean-5, ...")

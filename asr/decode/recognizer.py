@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -134,11 +134,14 @@ class Recognizer:
 
     @classmethod
     def load(cls, folder: str | Path | None = None, device: str | None = None, **settings) -> Recognizer:
-        """The recogniser of a model folder (None: the model that ships); `settings` as in `__init__`.
+        """The recogniser of a model folder (None: the model that ships); `settings` as in `__init__`, and any field of
+        `DecodeOptions`, which takes the place of that one alone.
 
         `device` None takes a GPU where there is one, each process under torchrun its own. What was tuned for the model
         (`asr.tune`) and its language model lie in its folder, too, and are the defaults. Raises ModelError for what is
         no model folder. `whisper:PATH` is a checkpoint of Whisper or Speech2Text, as `asr.model.foreign` imports it."""
+        of_the_search = {option.name for option in fields(DecodeOptions)} & settings.keys()
+        given = {name: settings.pop(name) for name in of_the_search}
         gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         device = device or (gpu if torch.cuda.is_available() else "cpu")
         if torch.device(device).type == "cpu":
@@ -146,9 +149,14 @@ class Recognizer:
         if str(folder).startswith(FOREIGN):
             from asr.model.foreign import import_model
 
-            return cls(import_model(str(folder).removeprefix(FOREIGN)).to(device), **settings)
-        folder = Path(folder or resource("data", "models", "english"))
-        return cls(SpeechModel.load(folder, device), **(load_tuning(folder)._asdict() | settings))
+            model, tuned = import_model(str(folder).removeprefix(FOREIGN)).to(device), {}
+        else:
+            folder = Path(folder or resource("data", "models", "english"))
+            model, tuned = SpeechModel.load(folder, device), load_tuning(folder)._asdict()
+        recognizer = cls(model, **(tuned | settings))
+        recognizer.options = replace(recognizer.options, **given)
+        check_options(model.transformer, recognizer.options, recognizer.language_model)
+        return recognizer
 
     def transcribe(self, recording: Recording) -> Transcript:
         """The transcript of a file, or of an array: samples `(N,)` at 16 kHz, or a matrix `(T, d)` where the model

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from asr.decode import DecodeOptions, Recognizer
@@ -57,3 +59,20 @@ def test_a_damaged_file_is_a_clear_error(tiny_model, tmp_path, content):
     (tmp_path / "decoding.json").write_text(content)
     with pytest.raises(ModelError, match=r"decoding\.json"):
         Recognizer.load(tmp_path)
+
+
+def test_an_option_of_the_search_takes_the_place_of_the_tuned_one_alone(tiny_model, tmp_path):
+    tiny_model.save(tmp_path)
+    save_tuning(tmp_path, DecodeOptions(beam_size=4, ctc_weight=0.5))
+    assert Recognizer.load(tmp_path, nbest=3).options == DecodeOptions(beam_size=4, ctc_weight=0.5, nbest=3)
+    assert Recognizer.load(tmp_path, options=DecodeOptions(), nbest=3).options == DecodeOptions(nbest=3)
+    with pytest.raises(ValueError, match="nbest must lie between 1 and the beam size, 4"):
+        Recognizer.load(tmp_path, nbest=5)
+
+
+def test_an_option_of_the_search_that_the_model_cannot_have_is_refused(tiny_model, tmp_path):
+    tiny_model.transformer.ctc = None
+    tiny_model.transformer.config = replace(tiny_model.transformer.config, ctc=False)
+    tiny_model.save(tmp_path)
+    with pytest.raises(ValueError, match="no CTC head"):
+        Recognizer.load(tmp_path, ctc_weight=0.5)
