@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import check_outputs, cuts_path, fail, first_repeated, guarded, keep_inputs, load_model, progress_bar
+from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs, load_model, progress_bar
 from asr.formats import ctm_line, ctm_name
 
 if TYPE_CHECKING:
@@ -37,25 +37,22 @@ def parser() -> argparse.ArgumentParser:
 @guarded("asr.align")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    keep_inputs("asr.align", args.corpus, args.out, args.ctm)
+    keep_inputs(args.corpus, args.out, args.ctm)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        from asr.corpus import open_corpus, write_cuts
+    from asr.corpus import open_corpus, write_cuts
 
-        check_outputs(args.out, args.ctm)
-        recognizer = load_model(args.model, args.device, language_model=None, batch_seconds=args.batch_seconds)
-        cuts = open_corpus(args.corpus)
-        if args.ctm and (twice := first_repeated(ctm_name(cut.id) for cut in cuts)):
-            raise ValueError(f"--ctm: several of the utterances would be called {twice}")
-        with progress_bar(sum(cut.duration for cut in cuts)) as advance:
-            aligned = align_cuts(recognizer, cuts, advance)
-        write_cuts(aligned, args.out)
-        words = [(cut.id, word) for cut in aligned for word in cut.supervisions[0].alignment["word"]]
-        if args.ctm:
-            lines = (ctm_line(name, word.start, word.end, word.symbol) for name, word in words)
-            args.ctm.write_text("".join(lines), encoding="utf-8")
-    except (ValueError, OSError) as error:
-        fail("asr.align", error)
+    check_outputs(args.out, args.ctm)
+    recognizer = load_model(args.model, args.device, language_model=None, batch_seconds=args.batch_seconds)
+    cuts = open_corpus(args.corpus)
+    if args.ctm and (twice := first_repeated(ctm_name(cut.id) for cut in cuts)):
+        raise ValueError(f"--ctm: several of the utterances would be called {twice}")
+    with progress_bar(sum(cut.duration for cut in cuts)) as advance:
+        aligned = align_cuts(recognizer, cuts, advance)
+    write_cuts(aligned, args.out)
+    words = [(cut.id, word) for cut in aligned for word in cut.supervisions[0].alignment["word"]]
+    if args.ctm:
+        lines = (ctm_line(name, word.start, word.end, word.symbol) for name, word in words)
+        args.ctm.write_text("".join(lines), encoding="utf-8")
     print(f"{args.out}: {len(aligned)} utterances, {len(words)} words")
 
 

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from asr.commands import fail, keep_inputs
+from asr.commands import guarded, keep_inputs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,18 +25,14 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@guarded("asr.average")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    keep_inputs("asr.average", args.models, args.out)
-    import torch
-
+    keep_inputs(args.models, args.out)
     from asr.decode.tuning import FILE as TUNING
     from asr.training.averaging import average_models
 
-    try:
-        average_models(args.models).save(args.out, getattr(torch, args.dtype))
-    except (ValueError, OSError) as error:
-        fail("asr.average", error)
+    average_models(args.models).save(args.out, args.dtype)
     if (args.out / TUNING).exists():
         print(f"{args.out / TUNING} was tuned for other weights: asr.tune --write does it anew", file=sys.stderr)
 

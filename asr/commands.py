@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import re
 import sys
@@ -111,15 +110,15 @@ def first_repeated(names: Iterable[Hashable]) -> Hashable | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
-def keep_inputs(command: str, inputs: Sequence[str | Path], *outputs: Path | None) -> None:
-    """Ends the command where it would write over what it reads, or twice to one file."""
+def keep_inputs(inputs: Sequence[str | Path], *outputs: Path | None) -> None:
+    """Raises ValueError where a command would write over what it reads, or twice to one file."""
     read = {Path(path).resolve() for path in inputs}
     written: set[Path] = set()
     for output in filter(None, outputs):
         if output.resolve() in read:
-            fail(command, f"{output} would be written over what is read")
+            raise ValueError(f"{output} would be written over what is read")
         if output.resolve() in written:
-            fail(command, f"{output} would be written twice")
+            raise ValueError(f"{output} would be written twice")
         written.add(output.resolve())
 
 
@@ -133,24 +132,20 @@ def check_outputs(*outputs: Path | None) -> None:
             path.unlink(missing_ok=True)  # another process of the same command may have been quicker
 
 
-def guarded(command: str) -> Callable[[Callable], Callable]:
-    """Of a command's `main`: what ends it from outside is one line, too (code 130 for Ctrl-C, 1 for want of memory)."""
-
-    def decorated(main: Callable) -> Callable:
-        @functools.wraps(main)
-        def run(*args, **kwargs):
-            try:
-                return main(*args, **kwargs)
-            except KeyboardInterrupt:
-                fail(command, "interrupted", code=130)
-            except (MemoryError, RuntimeError) as error:  # torch's, of a GPU and of a CPU
-                if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
-                    raise
-                fail(command, "out of memory: a lower --batch-seconds or --beam-size needs less", code=1)
-
-        return run
-
-    return decorated
+@contextlib.contextmanager
+def guarded(command: str) -> Iterator[None]:
+    """Around a command: what a user can mend ends it in one line (code 2), and so does what stops it from outside
+    (130 for Ctrl-C, 1 where memory runs out)."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        fail(command, error)
+    except KeyboardInterrupt:
+        fail(command, "interrupted", code=130)
+    except (MemoryError, RuntimeError) as error:  # torch's, of a GPU and of a CPU
+        if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
+            raise
+        fail(command, "out of memory: a lower --batch-seconds or --beam-size needs less", code=1)
 
 
 def say(text: str) -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from asr.commands import (
     add_decoding_options,
     check_outputs,
-    fail,
     guarded,
     keep_inputs,
     load_recognizer,
@@ -43,16 +42,13 @@ def parser() -> argparse.ArgumentParser:
 @guarded("asr.evaluate")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    keep_inputs("asr.evaluate", args.corpus, args.out)
+    keep_inputs(args.corpus, args.out)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        from asr.corpus import open_corpus
+    from asr.corpus import open_corpus
 
-        check_outputs(args.out)
-        recognizer = load_recognizer(args)
-        figures = evaluate(recognizer, open_corpus(args.corpus), args.out)
-    except (ValueError, OSError) as error:
-        fail("asr.evaluate", error)
+    check_outputs(args.out)
+    recognizer = load_recognizer(args)
+    figures = evaluate(recognizer, open_corpus(args.corpus), args.out)
     if figures is None:
         return
     if args.json:

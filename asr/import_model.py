@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from asr.commands import fail, keep_inputs
+from asr.commands import guarded, keep_inputs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,26 +36,22 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@guarded("asr.import_model")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    keep_inputs("asr.import_model", [args.source, *([args.vocabulary] if args.vocabulary else [])], Path(args.out))
-    import torch
-
+    keep_inputs([args.source, *([args.vocabulary] if args.vocabulary else [])], Path(args.out))
     from asr.decode.options import IMPORTED
     from asr.decode.tuning import save_tuning
     from asr.model.foreign import Wanted, export_model, import_model
     from asr.model.speech_model import SpeechModel
 
-    try:
-        if args.export:
-            export_model(SpeechModel.load(args.source), args.out)
-            return
-        wanted = Wanted(args.language, args.task, args.timestamps, args.window)
-        model = import_model(args.source, args.vocabulary, wanted)
-        model.save(args.out, getattr(torch, args.dtype))
-        save_tuning(args.out, IMPORTED)
-    except (ValueError, OSError) as error:
-        fail("asr.import_model", error)
+    if args.export:
+        export_model(SpeechModel.load(args.source), args.out)
+        return
+    wanted = Wanted(args.language, args.task, args.timestamps, args.window)
+    model = import_model(args.source, args.vocabulary, wanted)
+    model.save(args.out, args.dtype)
+    save_tuning(args.out, IMPORTED)
 
 
 if __name__ == "__main__":

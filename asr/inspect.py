@@ -76,14 +76,11 @@ def parser() -> argparse.ArgumentParser:
 @guarded("asr.inspect")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    keep_inputs("asr.inspect", [args.file], args.out)
+    keep_inputs([args.file], args.out)
     if args.piece < 1:
-        fail("asr.inspect", f"--piece counts from 1, and is {args.piece}")
-    try:
-        check_outputs(args.out)
-        recognizer = load_recognizer(args)
-    except (ValueError, OSError) as error:
-        fail("asr.inspect", error)
+        raise ValueError(f"--piece counts from 1, and is {args.piece}")
+    check_outputs(args.out)
+    recognizer = load_recognizer(args)
     from asr.audio.reading import AudioError, read_lines
     from asr.decode.observation import observe
 

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from asr.commands import add_decoding_options, fail, first_repeated, guarded, load_recognizer, progress_bar, say
+from asr.commands import add_decoding_options, first_repeated, guarded, load_recognizer, progress_bar, say
 from asr.formats import FORMATS, ctm_name, write
 
 
@@ -37,17 +37,14 @@ def parser() -> argparse.ArgumentParser:
 @guarded("asr.transcribe")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    try:
-        recognizer = load_recognizer(args)
-    except ValueError as error:
-        fail("asr.transcribe", error)
+    recognizer = load_recognizer(args)
     is_text = recognizer.takes == "text"
     failed, files = _lines(args.files) if is_text else _files(args.files, recognizer.takes)
     places = _places(files, args, is_text)
     if args.format != "text" and recognizer.model.transformer.ctc and not is_text:
         recognizer.word_times = True
     elif args.format == "ctm":
-        fail("asr.transcribe", "--format ctm wants the times of words, and without CTC a model has none")
+        raise ValueError("--format ctm wants the times of words, and without CTC a model has none")
     named = len(files) > 1 and not is_text
     with progress_bar(_seconds(files) if sys.stderr.isatty() and not is_text else 0.0) as advance:
         for transcript, place in zip(recognizer.transcribe_all(files, advance), places, strict=True):
@@ -69,32 +66,32 @@ def _write(place: Path, text: str) -> None:
     try:
         place.write_text(text, encoding="utf-8")
     except OSError as error:
-        fail("asr.transcribe", f"--out: {error}")
+        raise ValueError(f"--out: {error}") from None
 
 
 def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[Path | None]:
     """The file of each transcript; None: it is printed."""
     timed = args.format in ("srt", "vtt", "ctm")
     if is_text and (args.out or timed):
-        fail("asr.transcribe", "this model reads text, whose lines are printed as text or as JSON")
+        raise ValueError("this model reads text, whose lines are printed as text or as JSON")
     if not args.out:
         if len(files) > 1 and args.format in ("srt", "vtt"):
-            fail("asr.transcribe", f"--format {args.format} of several files wants a folder for them: --out DIR")
+            raise ValueError(f"--format {args.format} of several files wants a folder for them: --out DIR")
         if args.format == "ctm" and (twice := first_repeated(ctm_name(Path(file).stem) for file in files)):
-            fail("asr.transcribe", f"--format ctm: several of the files would be called {twice}")
+            raise ValueError(f"--format ctm: several of the files would be called {twice}")
         return [None] * len(files)
     places = [args.out / ("stdin" if file == "-" else Path(file).stem) for file in files]
     suffix = ".txt" if args.format == "text" else f".{args.format}"
     places = [place.with_name(place.name + suffix) for place in places]
     if twice := first_repeated(places):
-        fail("asr.transcribe", f"--out: several of the files would be written to {twice}")
+        raise ValueError(f"--out: several of the files would be written to {twice}")
     there = next((place for place in places if place.exists()), None)
     if there:
-        fail("asr.transcribe", f"--out: {there} is there already")
+        raise ValueError(f"--out: {there} is there already")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        fail("asr.transcribe", f"--out: {error}")
+        raise ValueError(f"--out: {error}") from None
     return places
 
 
@@ -116,7 +113,7 @@ def _files(arguments: list[str], takes: str) -> tuple[bool, list[str]]:
             continue
         inside = [str(path) for path in sorted(files_under(argument, skip)) if path.suffix.lower() in suffixes]
         if not inside:
-            fail("asr.transcribe", f"{argument}: no {takes} in this folder")
+            raise ValueError(f"{argument}: no {takes} in this folder")
         found += inside
     return bool(unread), found
 

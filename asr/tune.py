@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from asr.commands import add_decoding_options, check_outputs, fail, guarded, load_recognizer
+from asr.commands import add_decoding_options, check_outputs, guarded, load_recognizer
 
 if TYPE_CHECKING:
     from lhotse import CutSet
@@ -47,31 +47,28 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        if args.write and not args.model:
-            raise ValueError("--write needs --model: the model that ships is not changed")
-        from asr.corpus import open_corpus
-        from asr.decode.recognizer import FOREIGN
-        from asr.decode.tuning import FILE, save_tuning
+    if args.write and not args.model:
+        raise ValueError("--write needs --model: the model that ships is not changed")
+    from asr.corpus import open_corpus
+    from asr.decode.recognizer import FOREIGN
+    from asr.decode.tuning import FILE, save_tuning
 
-        if args.write and str(args.model).startswith(FOREIGN):
-            raise ValueError("--write needs a model folder: import the checkpoint first (asr.import_model)")
-        recognizer = load_recognizer(args)
-        if args.write:
-            check_outputs(Path(args.model) / FILE)
-        there = {"--lm": recognizer.language_model, "--ngram": recognizer.ngram}
-        for name, of in MODELS.items():
-            if any(getattr(args, f"{name}s") or ()) and there[of] is None:
-                raise ValueError(f"{AXES[name]} weigh a model that is not there: {of}")
-        cuts = open_corpus(args.corpus)
-        axes = {name: getattr(args, f"{name}s") or [getattr(recognizer.options, name)] for name in AXES}
-        options = best_options(recognizer, cuts, axes)
-        recognizer.options = options
-        found = calibrate(recognizer, cuts)
-        if args.write:
-            save_tuning(args.model, options, found and found.calibration, args.lm, recognizer.int8)
-    except (ValueError, OSError) as error:
-        fail("asr.tune", error)
+    if args.write and str(args.model).startswith(FOREIGN):
+        raise ValueError("--write needs a model folder: import the checkpoint first (asr.import_model)")
+    recognizer = load_recognizer(args)
+    if args.write:
+        check_outputs(Path(args.model) / FILE)
+    there = {"--lm": recognizer.language_model, "--ngram": recognizer.ngram}
+    for name, of in MODELS.items():
+        if any(getattr(args, f"{name}s") or ()) and there[of] is None:
+            raise ValueError(f"{AXES[name]} weigh a model that is not there: {of}")
+    cuts = open_corpus(args.corpus)
+    axes = {name: getattr(args, f"{name}s") or [getattr(recognizer.options, name)] for name in AXES}
+    options = best_options(recognizer, cuts, axes)
+    recognizer.options = options
+    found = calibrate(recognizer, cuts)
+    if args.write:
+        save_tuning(args.model, options, found and found.calibration, args.lm, recognizer.int8)
     if found:
         print(f"expected calibration error of the words' confidences: {found.before:.3f}, calibrated {found.after:.3f}")
     else:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-if TYPE_CHECKING:
-    from soundfile import SoundFile
+from soundfile import SoundFile
 
 RATES = (100, 10_000_000)  # samples a second that are not taken for a damaged header
 UNKNOWN = 2**60  # samples and more in the header of a file that was written to a pipe

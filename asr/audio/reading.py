@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import soundfile
 
 from asr.audio.headers import UNKNOWN, AudioError, check_missing, check_rate, goes_on, is_estimate
 
@@ -106,8 +107,6 @@ def _between(blocks: Iterator[np.ndarray], first: int, last: int) -> Iterator[np
 
 def read_duration(source: Source, name: str | None = None) -> float:
     """Seconds of sound, from the header where the format has it. Raises AudioError like `read_audio`."""
-    import soundfile
-
     name = name or str(source)
     with _open(source, name) as file:
         with contextlib.suppress(soundfile.LibsndfileError), soundfile.SoundFile(file) as sound:
@@ -140,8 +139,6 @@ def read_matrix(path: str | os.PathLike) -> np.ndarray:
 def write_wav(path: str | os.PathLike, samples: np.ndarray) -> None:
     """Writes mono float samples `(N,)` at 16 kHz in the format of the file's suffix. Raises OSError naming a file that
     could not be written whole, and leaves none."""
-    import soundfile
-
     try:
         soundfile.write(path, within_range(samples), SAMPLE_RATE)
     except soundfile.LibsndfileError as error:
@@ -181,8 +178,6 @@ def _open(source: Source, name: str) -> BinaryIO:
 
 
 def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator[np.ndarray]:
-    import soundfile
-
     def by_ffmpeg(reason: str) -> Iterator[np.ndarray]:
         file.seek(0)
         blocks = (_finite(block, name) for block in _decode_with_av(file, name, reason))
@@ -214,7 +209,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
         most = sys.maxsize if stop is None else (stop - skipped) * sound.samplerate
         mono = (
             block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
-            for block in _soundfile_blocks(sound, most, promised, name, soundfile.LibsndfileError)
+            for block in _soundfile_blocks(sound, most, promised, name)
         )
         yield from _between(_resample(mono, sound.samplerate), (begin - skipped) * SAMPLE_RATE, sys.maxsize)
 
@@ -237,13 +232,13 @@ def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
                 raise AudioError(f"{name}, line {number}: not text in UTF-8") from None
 
 
-def _soundfile_blocks(sound, most: int, promised: int, name: str, error_type: type[Exception]) -> Iterator[np.ndarray]:
+def _soundfile_blocks(sound, most: int, promised: int, name: str) -> Iterator[np.ndarray]:
     """At most so many frames. Raises AudioError where the sound ends before `promised`."""
     place = sound.tell() if sound.seekable() else 0
     while most > 0:
         try:
             block = sound.read(min(most, _BLOCK_SECONDS * sound.samplerate), dtype="float32", always_2d=True)
-        except error_type as error:
+        except soundfile.LibsndfileError as error:
             raise AudioError(f"{name}: damaged after {place / sound.samplerate:.1f} s ({error})") from None
         if not len(block):
             check_missing((promised - place) / sound.samplerate, name)

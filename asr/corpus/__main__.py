@@ -14,7 +14,7 @@ import argparse
 import logging
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from lhotse import CutSet, MonoCut
 from lhotse.utils import fastcopy
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
-from asr.commands import check_outputs, cuts_path, fail, first_repeated, keep_inputs
+from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs
 from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
@@ -140,56 +140,43 @@ def _say(cuts: CutSet, path: Path) -> None:
     print(f"{path}: {len(cuts)} utterances, {sum(cut.duration for cut in cuts) / 3600:.2f} h")
 
 
+@guarded("asr.corpus")
 def main() -> None:
+    corpus, cuts, untranscribed, seed = (argparse.ArgumentParser(add_help=False) for _ in range(4))
+    corpus.add_argument("corpus", nargs="+")
+    cuts.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
+    untranscribed.add_argument("--untranscribed", action="store_true", help="sound without transcripts will do")
+    seed.add_argument("--seed", type=int, default=1)
     parser = argparse.ArgumentParser(prog="asr-corpus", description=f"A corpus is {FORMS}.")
     commands = parser.add_subparsers(required=True)
-    sub = commands.add_parser("download", help="fetch and unpack parts of LibriSpeech")
+
+    def command(run: Callable[[argparse.Namespace], None], what: str, *shared: argparse.ArgumentParser):
+        sub = commands.add_parser(run.__name__, help=what, parents=shared)
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command(download, "fetch and unpack parts of LibriSpeech")
     sub.add_argument("part", nargs="+", help="train-clean-100, dev-clean, train-clean-5, ...")
     sub.add_argument("--out", type=Path, required=True, help="folder for LibriSpeech/PART")
     sub.add_argument("--url", default=OPENSLR, help=f"server (default: {OPENSLR})")
-    sub.set_defaults(run=download)
-    sub = commands.add_parser("prepare", help="check a corpus and write it as Lhotse cuts")
-    sub.add_argument("corpus", nargs="+")
-    sub.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
-    sub.add_argument("--untranscribed", action="store_true", help="sound without transcripts will do")
+    sub = command(prepare, "check a corpus and write it as Lhotse cuts", corpus, cuts, untranscribed)
     sub.add_argument("--wav", type=Path, help="folder for the decoded sound: reading it costs training next to nothing")
-    sub.set_defaults(run=prepare)
-    sub = commands.add_parser("sample", help="draw some utterances")
-    sub.add_argument("corpus", nargs="+")
+    sub = command(sample, "draw some utterances", corpus, cuts, seed)
     sub.add_argument("--utterances", type=int, required=True)
-    sub.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
-    sub.add_argument("--seed", type=int, default=1)
-    sub.set_defaults(run=sample)
-    sub = commands.add_parser("split", help="split some speakers off")
-    sub.add_argument("corpus", nargs="+")
-    sub.add_argument("--speakers", type=int, required=True)
-    sub.add_argument("--out", type=cuts_path, required=True, help="cuts of the speakers drawn")
-    sub.add_argument("--rest", type=cuts_path, required=True, help="cuts of the others")
-    sub.add_argument("--seed", type=int, default=1)
-    sub.set_defaults(run=split)
-    sub = commands.add_parser("shard", help="write a corpus as shards (Lhotse Shar)")
-    sub.add_argument("corpus", nargs="+")
+    sub = command(split, "split some speakers off", corpus, cuts, seed)
+    sub.add_argument("--speakers", type=int, required=True, help="how many, drawn for --out")
+    sub.add_argument("--rest", type=cuts_path, required=True, help="cuts of the other speakers")
+    sub = command(shard, "write a corpus as shards (Lhotse Shar)", corpus, untranscribed)
     sub.add_argument("--out", type=Path, required=True, help="folder for the shards")
     sub.add_argument("--size", type=int, default=1000, help="utterances in each (default: 1000)")
-    sub.add_argument("--untranscribed", action="store_true", help="sound without transcripts will do")
-    sub.set_defaults(run=shard)
-    sub = commands.add_parser("splice", help="new utterances: words replaced by others of the same speaker")
-    sub.add_argument("corpus", nargs="+", help="cuts with the times of their words (asr.align)")
+    sub = command(splice, "new utterances: words replaced by others of the same speaker", corpus, cuts, seed)
     sub.add_argument("--wav", type=Path, required=True, help="folder for the sound")
-    sub.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
     sub.add_argument("--share", type=float, default=0.5, help="of the words that are replaced (default: 0.5)")
     sub.add_argument("--copies", type=int, default=1, help="of each utterance, each with words of its own (default: 1)")
-    sub.add_argument("--seed", type=int, default=1)
-    sub.set_defaults(run=splice)
     args = parser.parse_args()
-    keep_inputs("asr.corpus", getattr(args, "corpus", []), args.out, getattr(args, "rest", None))
+    keep_inputs(getattr(args, "corpus", []), args.out, getattr(args, "rest", None))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        args.run(args)
-    except (ValueError, OSError) as error:
-        fail("asr.corpus", error)
-    except KeyboardInterrupt:
-        fail("asr.corpus", "interrupted", code=130)
+    args.run(args)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ subtracted where another is added (`asr.model.bigram`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from asr.decode.top import top_k
 from asr.model.cache import AttentionCache
 from asr.model.decoder import DecoderState
 from asr.model.language_model import LanguageModel
-from asr.model.rows import select_rows
+from asr.model.rows import select, select_rows
 from asr.model.transformer import Transformer
 
 # steps between two looks at who is done, and between two at what no hypothesis goes back to; on a GPU each is a sync
@@ -257,8 +257,7 @@ class BeamSearch:
     def _keep(self, utterances: Tensor) -> None:
         """Goes on with some of the utterances."""
         self.places, self.limit = self.places[utterances], self.limit[utterances]
-        self.ctc = self.ctc and self.ctc.select(utterances)
-        self.running, self.ended = _select(self.running, utterances), _select(self.ended, utterances)
+        self.ctc, self.running, self.ended = select((self.ctc, self.running, self.ended), utterances)
 
     def _collect(self, which: Tensor) -> None:
         """Takes the n-best of some utterances `(B,)` out of the table."""
@@ -270,19 +269,6 @@ class BeamSearch:
                 for tokens, scores, size, score in zip(*hypotheses, strict=True)
                 if score > NEVER
             ] or [Hypothesis([], NEVER)]
-
-
-def _select(state, utterances: Tensor):
-    """The same dataclass of tensors (and of states that can select) for some of the utterances."""
-    chosen = {}
-    for field in fields(state):
-        value = getattr(state, field.name)
-        if isinstance(value, Tensor):
-            value = value.index_select(0, utterances)
-        elif value is not None:
-            value = value.select(utterances)
-        chosen[field.name] = value
-    return replace(state, **chosen)
 
 
 def _differences(sums: list[float]) -> list[float]:

@@ -57,9 +57,6 @@ class PrefixState:
     blank: Tensor  # (B, W, K + 1)
     last: Tensor  # (B, W) the prefix's last token; -1: none
 
-    def select(self, utterances: Tensor) -> PrefixState:
-        return PrefixState(*(x.index_select(0, utterances) for x in vars(self).values()))
-
 
 class PrefixScores(NamedTuple):
     """Log-probabilities of B × W prefixes followed by each of V tokens, `base + gains`, and of the prefixes as a
@@ -129,11 +126,6 @@ class CTCPrefixScorer:
         label = self._recur(before, select_rows(along, tokens))
         blank = self._recur(label, along[:, BLANK, None])
         return PrefixState(torch.logaddexp(label, blank), blank, tokens)
-
-    def select(self, utterances: Tensor) -> CTCPrefixScorer:
-        """The scorer of some of the utterances."""
-        own = (x.index_select(0, utterances) for x in (self.probs, self.cumulative, self.unheard, self.lens))
-        return CTCPrefixScorer(*own, self.begin, self.end)
 
     def follow(self, state: PrefixState, steps: int) -> tuple[CTCPrefixScorer, PrefixState]:
         """Both with the window where the hypotheses are in the next `steps`; a host-device sync.

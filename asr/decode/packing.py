@@ -41,16 +41,15 @@ class PackedLinear(Packed):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "none")
 
 
-class PackedTogether(PackedLinear):
-    """Several `nn.Linear` of the same input in one product."""
+class Together(nn.Module):
+    """Several linear layers of the same input in one product: `linear` gives what they give, side by side."""
 
-    def __init__(self, linears: list[nn.Linear]):
-        biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
-        super().__init__(torch.cat([linear.weight for linear in linears]), torch.cat(biases))
-        self.widths = [linear.out_features for linear in linears]
+    def __init__(self, linear: Packed, widths: list[int]):
+        super().__init__()
+        self.linear, self.widths = linear, widths
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return super().forward(x).split(self.widths, dim=-1)
+        return self.linear(x).split(self.widths, dim=-1)
 
 
 class PackedConv2d(Packed):
@@ -80,7 +79,10 @@ def pack(model: nn.Module) -> nn.Module:
     across = [layer.cross_attention for layer in model.modules() if isinstance(layer, TransformerDecoderLayer)]
     for attention in list(model.modules()):
         if isinstance(attention, MultiHeadAttention) and attention not in across and attention.joint is None:
-            attention.joint = PackedTogether([attention.query, attention.key, attention.value])
+            linears = attention.query, attention.key, attention.value
+            biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
+            linear = PackedLinear(torch.cat([x.weight for x in linears]), torch.cat(biases))
+            attention.joint = Together(linear, [x.out_features for x in linears])
             del attention.query, attention.key, attention.value
     for parent in list(model.modules()):
         names = [name for name, _ in parent.named_children()]

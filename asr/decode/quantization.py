@@ -18,7 +18,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from asr.decode.packing import ACTIVATIONS, Packed
+from asr.decode.packing import ACTIVATIONS, Packed, Together
 from asr.model.layers import ConvolutionModule, FeedForward, Residual, layers_of
 
 WHOLE = 1.5 * 2**23  # plus a small number, in single precision, is that number rounded, in the lowest bits
@@ -66,17 +66,6 @@ class QuantizedLinear(Packed):
         return torch.ops.onednn.qlinear_pointwise(
             x, self.scale, self.zero, *weight, *self.gives, self.activation, [], "none"
         )
-
-
-class QuantizedTogether(QuantizedLinear):
-    """Several linear layers of the same input in one product."""
-
-    def __init__(self, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], dtype: torch.dtype):
-        super().__init__(torch.cat(weights), torch.cat(biases), 1.0, ZERO, (1.0, 0, dtype))
-        self.widths = [len(weight) for weight in weights]
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return super().forward(x).split(self.widths, dim=-1)
 
 
 def can_quantize(device: torch.device) -> bool:
@@ -136,7 +125,9 @@ def _quantize(sublayer: nn.Module, folded: list[tuple[Tensor, Tensor]], steps: T
     elif len(folded) == 1:
         sublayer.query = QuantizedLinear(*folded[0], 1.0, ZERO, (1.0, 0, dtype))
     else:
-        sublayer.joint = QuantizedTogether(*zip(*folded, strict=True), dtype)
+        weights, biases = zip(*folded, strict=True)
+        linear = QuantizedLinear(torch.cat(weights), torch.cat(biases), 1.0, ZERO, (1.0, 0, dtype))
+        sublayer.joint = Together(linear, [len(weight) for weight in weights])
         del sublayer.query, sublayer.key, sublayer.value
 
 

@@ -24,16 +24,12 @@ class Repetition:
         recent = torch.full((B, W, LONGEST_PERIOD), -1, device=device)
         return cls(recent, torch.zeros_like(recent))
 
-    def loops(self, max_repeats: int) -> Tensor:
-        """Which periods `(B, W, P)` have their block `max_repeats` times in a row; the next token of such a loop would
-        be that of `recent`."""
-        period = torch.arange(1, LONGEST_PERIOD + 1, device=self.runs.device)
-        return self.runs >= period * (max_repeats - 1)
-
     def forbid_(self, scores: Tensor, max_repeats: int, value: float) -> None:
-        """Lowers `scores (B, W, V)`, in place, to `value` where a token would go on with a loop."""
+        """Lowers `scores (B, W, V)`, in place, to `value` where a token would go on with a loop: a block that stands
+        `max_repeats` times in a row, whose next token would be that of `recent`."""
+        period = torch.arange(1, LONGEST_PERIOD + 1, device=self.runs.device)
         ceiling = torch.full_like(self.recent, torch.inf, dtype=scores.dtype)
-        ceiling = ceiling.masked_fill_(self.loops(max_repeats), value)
+        ceiling = ceiling.masked_fill_(self.runs >= period * (max_repeats - 1), value)
         scores.scatter_reduce_(2, self.recent.clamp(min=0), ceiling, "amin")
 
     def advance(self, parents: Tensor, tokens: Tensor) -> Repetition:
@@ -42,6 +38,3 @@ class Repetition:
         newest = tokens[:, :, None]
         runs = torch.where(recent == newest, runs + 1, 0)
         return Repetition(torch.cat([newest, recent[:, :, :-1]], dim=2), runs)
-
-    def select(self, utterances: Tensor) -> Repetition:
-        return Repetition(self.recent.index_select(0, utterances), self.runs.index_select(0, utterances))

@@ -12,6 +12,7 @@ from asr.decode.beam import BeamSearch
 from asr.decode.ctc import ctc_greedy
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.model.bigram import MOST_TOKENS
+from asr.model.decoder import IGNORED, targets
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
@@ -152,6 +153,6 @@ def label_log_probs(model: Transformer, memory: Tensor, memory_lens: Tensor, Y: 
 
 def _of_labels(log_probs: Tensor, Y: Tensor, Y_lens: Tensor, eos: int) -> Tensor:
     """Of `log_probs (n, U + 1, V)` those of the tokens of `Y (n, U)`, Y_lens `(n,)`, and of the end: `(n, U + 1)`."""
-    position = torch.arange(Y.shape[1] + 1, device=Y.device)
-    labels = torch.nn.functional.pad(Y, (0, 1)).masked_fill(position == Y_lens[:, None], eos)
-    return log_probs.gather(2, labels[:, :, None])[:, :, 0].masked_fill(position > Y_lens[:, None], 0.0)
+    labels = targets(Y, Y_lens, eos)
+    chosen = log_probs.gather(2, labels.clamp(min=0)[:, :, None])[:, :, 0]
+    return chosen.masked_fill(labels == IGNORED, 0.0)

@@ -64,11 +64,6 @@ class AttentionCache:
         """The cache in which hypothesis w of an utterance goes on from hypothesis `parents[b, w]`, `(B, W)`."""
         return replace(self, foreign=select_rows(self.foreign, parents))
 
-    def select(self, utterances: Tensor) -> AttentionCache:
-        """The cache of some of the utterances."""
-        layers = [(K.index_select(0, utterances), V.index_select(0, utterances)) for K, V in self.layers]
-        return replace(self, layers=layers, foreign=self.foreign.index_select(0, utterances))
-
     def compact(self) -> AttentionCache:
         """The cache without the slots that are nobody's ancestors, where that saves a tenth; a host-device sync."""
         lives = ~self.foreign.all(dim=1)
@@ -87,9 +82,5 @@ class AttentionCache:
 
     def _longer(self, room: int) -> AttentionCache:
         """The cache with so many unused slots more: zeros, which weigh nothing where they are masked."""
-        layers = [tuple(_padded(x, room) for x in layer) for layer in self.layers]
+        layers = [tuple(nn.functional.pad(x, (0, 0, 0, room)) for x in layer) for layer in self.layers]
         return replace(self, layers=layers, foreign=nn.functional.pad(self.foreign, (0, room), value=True))
-
-
-def _padded(x: Tensor, room: int) -> Tensor:
-    return torch.cat([x, x.new_zeros(*x.shape[:2], room, x.shape[3])], dim=2)

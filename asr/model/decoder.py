@@ -16,6 +16,9 @@ from asr.model.config import ModelConfig
 from asr.model.layers import TransformerDecoderLayer, start_near_identity
 from asr.model.masks import additive_mask, causal_mask, length_mask
 from asr.model.positions import Positions
+from asr.text.tokenizer import EOS
+
+IGNORED = -100  # the label of padding: it has no loss
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,6 @@ class DecoderState:
     def reorder(self, parents: Tensor) -> DecoderState:
         """The state in which hypothesis w of an utterance goes on from hypothesis `parents[b, w]`, `(B, W)`."""
         return replace(self, past=self.past.reorder(parents))
-
-    def select(self, utterances: Tensor) -> DecoderState:
-        """The state of some of the utterances."""
-        return DecoderState(
-            self.past.select(utterances),
-            [(K.index_select(0, utterances), V.index_select(0, utterances)) for K, V in self.cross],
-            self.memory_mask.index_select(0, utterances),
-        )
 
     def compact(self) -> DecoderState:
         """The same state in less room, as `AttentionCache.compact`."""
@@ -118,3 +113,11 @@ class Decoder(TokenStack):
         for layer, layer_past, cross in zip(self.layers, past.layers, state.cross, strict=True):
             x = layer.step(x, layer_past, newest, cross, state.memory_mask)
         return self.log_posteriors(x), replace(state, past=past)
+
+
+def targets(Y: Tensor, Y_lens: Tensor, eos: int = EOS) -> Tensor:
+    """`y <eos>` and then `IGNORED`: `(B, U)` -> `(B, U + 1)`."""
+    Y = torch.nn.functional.pad(Y, (0, 1))
+    position = torch.arange(Y.shape[1], device=Y.device)
+    Y = Y.masked_fill(position == Y_lens[:, None], eos)
+    return Y.masked_fill(position > Y_lens[:, None], IGNORED)

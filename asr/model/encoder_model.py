@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from asr.audio.features import FeatureConfig, FrontEnd
@@ -23,7 +22,7 @@ class EncoderModel(nn.Module):
         self.front_end = FrontEnd(features)
         self.encoder = Encoder(config)
 
-    def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+    def save(self, folder: str | Path, dtype: str = "float32") -> None:
         """Writes the model folder; `dtype` is that of the weights on disk."""
         description = {"features": asdict(self.front_end.config), "encoder": self.encoder.config.to_dict()}
         write_folder(folder, self, description, dtype)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}  # of weights on disk
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 SCALE = ".scale"  # after the name of a tensor in int8
 KINDS = {  # by what config.json calls their shape
@@ -30,8 +31,8 @@ class ModelError(ValueError):
     """A folder that holds no model that this version can read; the message names the folder."""
 
 
-def write_folder(folder: str | Path, module: nn.Module, description: dict[str, Any], dtype: torch.dtype) -> None:
-    """Writes the weights of `module`, each shared tensor once, parameters in `dtype` (with torch.int8, those of one
+def write_folder(folder: str | Path, module: nn.Module, description: dict[str, Any], dtype: str) -> None:
+    """Writes the weights of `module`, each shared tensor once, parameters in `dtype` (with int8, those of one
     dimension in float16), and the description. Weights that were there are whole until the new ones are, for those who
     read them meanwhile, too."""
     folder = Path(folder)
@@ -40,10 +41,10 @@ def write_folder(folder: str | Path, module: nn.Module, description: dict[str, A
     shared = {name for name, _ in module.named_parameters(remove_duplicate=False)} - parameters
     tensors = {}
     for name, tensor in module.state_dict().items():
-        if name in parameters and dtype == torch.int8 and tensor.dim() > 1:
+        if name in parameters and dtype == "int8" and tensor.dim() > 1:
             tensors[name], tensors[name + SCALE] = _quantized(tensor.cpu())
         elif name not in shared:
-            of_disk = torch.float16 if dtype == torch.int8 else dtype
+            of_disk = torch.float16 if dtype == "int8" else DTYPES[dtype]
             tensors[name] = tensor.to(of_disk if name in parameters else tensor.dtype).contiguous().cpu()
     write_tensors(tensors, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")

@@ -40,6 +40,15 @@ FEED_FORWARD = (
 ENCODER_ATTENTION = (("attention", "self_attn", "attn"),)
 DECODER_ATTENTION = (("self_attention", "self_attn", "attn"), ("cross_attention", "encoder_attn", "cross_attn"))
 HUGGING_FACE, OPENAI = 1, 2
+# fields of ModelConfig and what Hugging Face's config.json calls them
+FIELDS = {
+    "d_model": "d_model",
+    "encoder_layers": "encoder_layers",
+    "decoder_layers": "decoder_layers",
+    "num_heads": "encoder_attention_heads",
+    "ffn_dim": "encoder_ffn_dim",
+    "max_positions": "max_target_positions",
+}
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, EOFError, RuntimeError)
 UNREADABLE += (SafetensorError,)
 WINDOW = 30.0  # seconds that Whisper hears at once
@@ -235,14 +244,7 @@ def _from_hugging_face(source: Path, vocabulary: str | Path | None, wanted: Want
     for ours, theirs in same:
         if described[ours] != described[theirs]:
             raise ValueError(f"{ours} and {theirs} differ")
-    shape = {
-        "d_model": described["d_model"],
-        "encoder_layers": described["encoder_layers"],
-        "decoder_layers": described["decoder_layers"],
-        "num_heads": described["encoder_attention_heads"],
-        "ffn_dim": described["encoder_ffn_dim"],
-        "max_positions": described["max_target_positions"],
-    }
+    shape = {ours: described[theirs] for ours, theirs in FIELDS.items()}
     if kind == "whisper":
         tokenizer = _whisper_tokenizer(source, vocabulary, described["vocab_size"])
         shape["input_dim"] = described["num_mel_bins"]
@@ -280,15 +282,10 @@ def _whisper_tokenizer(source: Path, vocabulary: str | Path | None, vocab_size: 
 
 def _shape(config: ModelConfig) -> dict[str, Any]:
     return {
-        "d_model": config.d_model,
+        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
         "vocab_size": config.vocab_size,
-        "encoder_layers": config.encoder_layers,
-        "decoder_layers": config.decoder_layers,
-        "encoder_attention_heads": config.num_heads,
         "decoder_attention_heads": config.num_heads,
-        "encoder_ffn_dim": config.ffn_dim,
         "decoder_ffn_dim": config.ffn_dim,
-        "max_target_positions": config.max_positions,
         "activation_function": config.activation,
         "scale_embedding": config.scale_embedding,
         "decoder_start_token_id": config.prompt[0],

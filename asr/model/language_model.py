@@ -62,7 +62,7 @@ class TextModel(nn.Module):
         self.tokenizer = tokenizer
         self.normalizer_name = normalizer
 
-    def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+    def save(self, folder: str | Path, dtype: str = "float32") -> None:
         """Writes the model folder; `dtype` is that of the weights on disk."""
         description = {"language_model": self.transformer.config.to_dict(), "normalizer": self.normalizer_name}
         write_folder(folder, self.transformer, description, dtype)

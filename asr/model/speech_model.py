@@ -47,7 +47,7 @@ class SpeechModel(nn.Module):
         X, X_lens = self.front_end(inputs, lens)
         return self.transformer(X, X_lens, Y, Y_lens)
 
-    def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+    def save(self, folder: str | Path, dtype: str = "float32") -> None:
         """Writes the model folder; `dtype` is that of the Transformer's weights on disk."""
         description = {
             "features": asdict(self.front_end.config),

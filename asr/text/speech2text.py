@@ -55,6 +55,3 @@ class Speech2TextTokenizer(Tokenizer):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Speech2TextTokenizer) and (self._model, self._ids) == (other._model, other._ids)
-
-    def __hash__(self) -> int:
-        return hash(self._model)

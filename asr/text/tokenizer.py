@@ -34,13 +34,11 @@ class Tokenizer(ABC):
     def piece(self, token: int) -> str:
         """What this token writes, with U+2581 for a space; of a special symbol, its name."""
 
-    def begins_word(self, token: int) -> bool:
-        """Whether a new word begins at (or, where the space is a token, after) this token."""
-        return self.piece(token).startswith("\u2581")
-
     def words(self, ids: Sequence[int]) -> list[tuple[str, slice]]:
         """The words of `ids` and which of the ids write each; scripts without spaces have one word."""
-        edges = [0, *(i for i, token in enumerate(ids) if i and self.begins_word(token)), len(ids)]
+        # a word begins at (or, where the space is a token, after) such a piece
+        begins = (i for i, token in enumerate(ids) if i and self.piece(token).startswith("\u2581"))
+        edges = [0, *begins, len(ids)]
         parts = [slice(first, last) for first, last in pairwise(edges)]
         return [(word, part) for part in parts if (word := self.decode(ids[part]).strip())]
 
@@ -92,9 +90,6 @@ class CharTokenizer(Tokenizer):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CharTokenizer) and self.characters == other.characters
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.characters))
 
 
 class BPETokenizer(Tokenizer):
@@ -164,6 +159,3 @@ class BPETokenizer(Tokenizer):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BPETokenizer) and self._model == other._model
-
-    def __hash__(self) -> int:
-        return hash(self._model)

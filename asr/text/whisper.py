@@ -22,20 +22,8 @@ TIMESTAMPS = 1501  # 0 to 30 s in steps of 0.02 s
 # signs that stand for sounds and speakers, not for speech
 SYMBOLS = [
     *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
-    "<<",
-    ">>",
-    "<<<",
-    ">>>",
-    "--",
-    "---",
-    "-(",
-    "-[",
-    "('",
-    '("',
-    "((",
-    "))",
+    *"<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪".split(),  # noqa: SIM905
 ]
-SYMBOLS += ["(((", ")))", "[[", "]]", "{{", "}}", "♪♪", "♪♪♪"]
 NOTES = [*"♩♪♫♬♭♮♯"]
 
 
@@ -150,9 +138,6 @@ class WhisperTokenizer(Tokenizer):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WhisperTokenizer) and (self.tokens, self.languages) == (other.tokens, other.languages)
-
-    def __hash__(self) -> int:
-        return hash((len(self.tokens), self.languages))
 
 
 def _byte_of_character() -> dict[str, int]:

@@ -31,9 +31,9 @@ class Best(ModelCheckpoint):
 
     of_another_set: Sequence[Path] = ()
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        self.data: ResumableData = trainer.datamodule
+    def __init__(self, data: ResumableData, folder: Path, **settings: Any):
+        super().__init__(folder, **settings)
+        self.data = data
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.data.has_another_dev_set:
@@ -52,10 +52,11 @@ class Best(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
 
-def keep_best(out: Path, figure: str, decimals: int, count: int = 1) -> Best:
+def keep_best(data: ResumableData, out: Path, figure: str, decimals: int, count: int = 1) -> Best:
     """Keeps the checkpoints of the `count` epochs whose logged `figure` is least, in its name to so many `decimals`; an
     epoch that is repeated after a kill replaces what it had saved."""
     return Best(
+        data,
         out / "checkpoints",
         filename=f"{{epoch:03d}}-{{{figure}:.{decimals}f}}",
         auto_insert_metric_name=False,

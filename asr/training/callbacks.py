@@ -89,15 +89,12 @@ class Patience(EarlyStopping):
     """Ends a training whose dev WER no longer falls; when it is resumed it has ended, unless with more patience or
     another dev set."""
 
-    def __init__(self, validations: int):
+    def __init__(self, validations: int, data: ResumableData):
         super().__init__("dev/wer", patience=validations)
+        self.data = data
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         trainer.should_stop = self.wait_count >= self.patience
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        self.data: ResumableData = trainer.datamodule
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.data.has_another_dev_set:

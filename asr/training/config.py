@@ -10,15 +10,10 @@ from asr.audio.features import FeatureConfig
 from asr.decode.options import DecodeOptions
 from asr.model.best_rq import MaskedPredictionConfig
 from asr.model.config import ModelConfig
+from asr.model.folder import DTYPES
 from asr.text.normalizer import get_normalizer
 
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")  # Lightning's names
-EXPORTS = ("float32", "float16", "int8")
-
-
-def _check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed lies in [0, 2^32), not {seed}")
 
 
 def _check_choice(option: str, chosen: str, choices: tuple[str, ...]) -> None:
@@ -142,34 +137,49 @@ class RunConfig:
     """How a training runs, whatever it trains."""
 
     epochs: int = 40
-    validate_every: int = 1  # epochs
     # type of the weights in the model folder: float32, float16 at half the size, or int8 at a quarter, with a scale for
     # each row; they are computed with in another (`--precision`)
     export: str = "float32"
     precision: str = "auto"  # one of PRECISIONS; auto: bf16-mixed where the hardware has it
-    compile: bool = False  # the layers, by torch.compile: for long trainings on a GPU; a CPU is slower with it
-    devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
-    nodes: int = 1  # machines
-    strategy: str = "auto"  # how they work together: ddp, or fsdp (each keeps a share of the weights); auto: ddp
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
-    wandb: str = ""  # project of Weights & Biases that gets the curves, too; none: TensorBoard alone
     seed: int = 1
     out: str = "exp/model"  # checkpoints, TensorBoard and the model
     resume: bool = False  # go on from the last checkpoint in `out`
 
     def __post_init__(self):
-        if self.epochs < 1 or self.validate_every < 1:
-            raise ValueError("epochs and validate_every must be at least 1")
-        if self.save_minutes < 0 or self.devices < 0 or self.nodes < 1:
-            raise ValueError("save_minutes and devices must not be negative, nodes at least 1")
-        _check_seed(self.seed)
-        _check_choice("strategy", self.strategy, ("auto", "ddp", "fsdp"))
+        if self.epochs < 1 or self.save_minutes < 0:
+            raise ValueError("epochs must be at least 1, save_minutes not negative")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed lies in [0, 2^32), not {self.seed}")
         _check_choice("precision", self.precision, PRECISIONS)
-        _check_choice("export", self.export, EXPORTS)
+        _check_choice("export", self.export, tuple(DTYPES))
 
 
 @dataclass(kw_only=True)
-class TrainConfig(RunConfig):
+class SoundRunConfig(RunConfig):
+    """How a training on sound runs, on one device or many."""
+
+    validate_every: int = 1  # epochs
+    compile: bool = False  # the layers, by torch.compile: for long trainings on a GPU; a CPU is slower with it
+    devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
+    nodes: int = 1  # machines
+    strategy: str = "auto"  # how they work together: ddp, or fsdp (each keeps a share of the weights); auto: ddp
+    wandb: str = ""  # project of Weights & Biases that gets the curves, too; none: TensorBoard alone
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.validate_every < 1 or self.devices < 0 or self.nodes < 1:
+            raise ValueError("validate_every and nodes must be at least 1, devices not negative")
+        _check_choice("strategy", self.strategy, ("auto", "ddp", "fsdp"))
+        if self.optimizer.kind == "muon" and self.strategy == "fsdp":
+            raise ValueError(
+                "optimizer.kind=muon takes whole matrices, of which strategy=fsdp leaves each process a share"
+            )
+
+
+@dataclass(kw_only=True)
+class TrainConfig(SoundRunConfig):
     """The whole training; `python -m asr.train --help` shows it composed."""
 
     data: DataConfig
@@ -191,7 +201,6 @@ class TrainConfig(RunConfig):
     distortion: DistortionConfig = field(default_factory=DistortionConfig)
     spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
     loss: LossConfig = field(default_factory=LossConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     validation: DecodeOptions = field(default_factory=lambda: DecodeOptions(beam_size=4))
     average: int = 10  # checkpoints, the best by dev WER, averaged into the model
     ema: float = 0.0  # decay per update of a running mean of the weights, which is validated and kept instead; 0: none
@@ -205,7 +214,6 @@ class TrainConfig(RunConfig):
             raise ValueError("ema keeps a copy of all weights, of which strategy=fsdp leaves each process a share")
         if self.loss.mwer and self.strategy == "fsdp":
             raise ValueError("loss.mwer decodes with all weights, of which strategy=fsdp leaves each process a share")
-        _check_shares(self)
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema: {self.ema} does not lie in [0, 1)")
         if not 0 <= self.origin_share <= 1:
@@ -220,25 +228,15 @@ class TrainConfig(RunConfig):
             raise ValueError("init_decoder_from brings a tokenizer: new_tokenizer and origin_share do not go with it")
 
 
-def _check_shares(config: TrainConfig | PretrainConfig) -> None:
-    if config.optimizer.kind == "muon" and config.strategy == "fsdp":
-        raise ValueError("optimizer.kind=muon takes whole matrices, of which strategy=fsdp leaves each process a share")
-
-
 @dataclass(kw_only=True)
-class PretrainConfig(RunConfig):
+class PretrainConfig(SoundRunConfig):
     """The training of an encoder without transcripts; `python -m asr.pretrain --cfg job` shows it composed."""
 
     data: SoundConfig
     features: FeatureConfig = field(default_factory=lambda: FeatureConfig(normalization="utterance"))
     model: ModelConfig = field(default_factory=ModelConfig)  # of it the encoder; input_dim follows from the features
     masked_prediction: MaskedPredictionConfig = field(default_factory=MaskedPredictionConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     out: str = "exp/encoder"  # checkpoints, TensorBoard and the encoder
-
-    def __post_init__(self):
-        super().__post_init__()
-        _check_shares(self)
 
 
 @dataclass
@@ -269,8 +267,8 @@ def _language_model() -> ModelConfig:
     return ModelConfig(d_model=384, num_heads=6, decoder_layers=2, ffn_dim=1024, activation="gelu", dropout=0.0)
 
 
-@dataclass
-class LMTrainConfig:
+@dataclass(kw_only=True)
+class LMTrainConfig(RunConfig):
     """The training of a language model; `python -m asr.train_lm --cfg job` shows it composed."""
 
     data: TextConfig
@@ -282,20 +280,11 @@ class LMTrainConfig:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=2e-3, warmup=300, clip=1.0))
     label_smoothing: float = 0.0
     epochs: int = 2
-    export: str = "float32"  # type of the weights in the model folder, as RunConfig's
-    precision: str = "auto"  # one of PRECISIONS; auto: bf16-mixed where the hardware has it
-    save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
-    seed: int = 1
-    out: str = "exp/lm"  # checkpoints, TensorBoard and the model
-    resume: bool = False  # go on from the last checkpoint in `out`
+    out: str = "exp/lm"
 
     def __post_init__(self):
-        if self.epochs < 1 or not 0 <= self.label_smoothing < 1:
-            raise ValueError("epochs must be at least 1, label_smoothing lies in [0, 1)")
+        super().__post_init__()
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError("label_smoothing lies in [0, 1)")
         if self.model.attention_window:
             raise ValueError("model.attention_left and model.attention_right are an encoder's")
-        if self.save_minutes < 0:
-            raise ValueError("save_minutes must not be negative")
-        _check_seed(self.seed)
-        _check_choice("precision", self.precision, PRECISIONS)
-        _check_choice("export", self.export, EXPORTS)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
-import torch
-from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from asr.model.decoder import targets
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
@@ -20,12 +18,12 @@ from asr.training.averaging import average_checkpoints, best_checkpoints, keep_b
 from asr.training.building import adapt_language_model
 from asr.training.callbacks import EpochTimer
 from asr.training.config import LMTrainConfig
-from asr.training.loss import smoothed_cross_entropy, targets
+from asr.training.loss import smoothed_cross_entropy
 from asr.training.memory import FreedMemory
 from asr.training.optimized import Optimized
 from asr.training.resuming import Latest
 from asr.training.text import TextData
-from asr.training.trainer import accelerator, begin, lightning_precision
+from asr.training.trainer import begin, lightning_trainer
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +34,7 @@ class LanguageModelTraining(Optimized):
     stack = "model"
 
     def __init__(self, config: LMTrainConfig, model: LanguageModel, updates: int):
-        super().__init__(config.optimizer, updates, config.seed)
-        self.config = config
+        super().__init__(config, updates)
         self.model = model
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -48,9 +45,6 @@ class LanguageModelTraining(Optimized):
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
         if len(batch[1]):
             self.add_dev((batch[1] + 1).sum(), self._loss(*batch, 0.0))
-
-    def on_save_checkpoint(self, checkpoint: dict) -> None:
-        checkpoint["config"] = asdict(self.config)
 
     def _loss(self, Y: Tensor, Y_lens: Tensor, smoothing: float) -> Tensor:
         """Mean over the tokens and ends, in nats."""
@@ -77,6 +71,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
 
     Raises ValueError for data or options that cannot be used, FileExistsError where `config.out` holds a training that
     is not to be resumed."""
+    out = Path(config.out)
     last = begin(config)
     recognizer = SpeechModel.load(config.tokenizer)
     if not last:
@@ -93,41 +88,19 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
         model = LanguageModel(shape)
     longest = model.config.longest_transcript
     data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed, longest)
-    trainer = _trainer(config, data)
+    best, latest = keep_best(data, out, "dev/loss", 4), Latest(out / "checkpoints", config.save_minutes)
+    board = TensorBoardLogger(out, name="tensorboard", version="")
+    trainer = lightning_trainer(config, [FreedMemory(), best, latest, PerplexityLine(data.tokens)], logger=board)
     updates = config.epochs * data.updates_per_epoch(trainer.world_size)
     module = LanguageModelTraining(config, model, updates)
     extent = f"{len(data.train_lines)} lines, {data.tokens / 1e6:.1f} M tokens, {updates} updates"
     logger.info("%s, %.1f M parameters", extent, sum(p.numel() for p in model.parameters()) / 1e6)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
-    module.load_state_dict(average_checkpoints(best_checkpoints(Path(config.out))[:1], prefix=""))
+    module.load_state_dict(average_checkpoints(best_checkpoints(out)[:1], prefix=""))
     trainer.validate(module, data, verbose=False)
     perplexity = trainer.callback_metrics["dev/loss"].exp().item()
-    folder = Path(config.out) / "model"
+    folder = out / "model"
     if trainer.is_global_zero:
-        TextModel(model, recognizer.tokenizer, recognizer.normalizer_name).save(folder, getattr(torch, config.export))
+        TextModel(model, recognizer.tokenizer, recognizer.normalizer_name).save(folder, config.export)
     logger.info("dev perplexity %.2f a token; the language model is in %s", perplexity, folder)
     return folder, perplexity
-
-
-def _trainer(config: LMTrainConfig, data: TextData) -> L.Trainer:
-    checkpoints = Path(config.out) / "checkpoints"
-    best = keep_best(Path(config.out), "dev/loss", 4)
-    on_terminal = sys.stderr.isatty()
-    return L.Trainer(
-        max_epochs=config.epochs,
-        accelerator=accelerator(),
-        precision=lightning_precision(config.precision),
-        callbacks=[
-            FreedMemory(),
-            best,
-            Latest(checkpoints, config.save_minutes),
-            PerplexityLine(data.tokens),
-            *([RichProgressBar()] if on_terminal else []),
-        ],
-        logger=TensorBoardLogger(config.out, name="tensorboard", version=""),
-        enable_progress_bar=on_terminal,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=50,
-    )

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from asr.model.decoder import IGNORED, targets
 from asr.model.transformer import Output
 from asr.text.tokenizer import BLANK, EOS
 from asr.training.config import LossConfig
-
-IGNORED = -100  # the label of padding: it has no loss
 
 
 class Losses(NamedTuple):
@@ -25,14 +24,6 @@ class Losses(NamedTuple):
     attention: Tensor
     consistency: Tensor
     word_errors: Tensor  # expected
-
-
-def targets(Y: Tensor, Y_lens: Tensor, eos: int = EOS) -> Tensor:
-    """`y <eos>` and then `IGNORED`: `(B, U)` -> `(B, U + 1)`."""
-    Y = torch.nn.functional.pad(Y, (0, 1))
-    position = torch.arange(Y.shape[1], device=Y.device)
-    Y = Y.masked_fill(position == Y_lens[:, None], eos)
-    return Y.masked_fill(position > Y_lens[:, None], IGNORED)
 
 
 def smoothed_cross_entropy(log_probs: Tensor, labels: Tensor, smoothing: float) -> Tensor:

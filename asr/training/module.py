@@ -25,8 +25,7 @@ class SpeechTraining(Optimized):
     stack = "model.transformer"
 
     def __init__(self, config: TrainConfig, model: SpeechModel, updates: int):
-        super().__init__(config.optimizer, updates, config.seed, config.compile)
-        self.config = config
+        super().__init__(config, updates)
         self.model = model
         self.distortion = Distortion(config.distortion)
         self.spec_augment = SpecAugment(config.spec_augment, model.front_end.hertz)
@@ -93,6 +92,3 @@ class SpeechTraining(Optimized):
         counts = torch.tensor([errors.rate * errors.total, errors.total], dtype=torch.double, device=self.device)
         counts = self.trainer.strategy.reduce(counts, reduce_op="sum")
         self.log("dev/wer", torch.where(counts[1] > 0, counts[0] / counts[1], torch.inf).float())
-
-    def on_save_checkpoint(self, checkpoint: dict) -> None:
-        checkpoint["config"] = dataclasses.asdict(self.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
 import lightning as L
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from asr.model.layers import layers_of
-from asr.training.config import OptimizerConfig
+from asr.training.config import RunConfig
 from asr.training.muon import Muon
 from asr.training.resuming import LOOK_EVERY, step_seed
 from asr.training.schedule import rate, warmup_updates
@@ -28,12 +29,11 @@ class Optimized(L.LightningModule):
     dev_means: tuple[str, ...] = ("dev/loss",)  # what a validation is the mean of, in the order of `add_dev`
     sharded: Sharded | None = None
 
-    def __init__(self, settings: OptimizerConfig, updates: int, seed: int, compiled: bool = False):
+    def __init__(self, config: RunConfig, updates: int):
         super().__init__()
-        self.compiled = compiled
-        self.settings = settings
+        self.config, self.settings, self.seed = config, config.optimizer, config.seed
+        self.compiled = getattr(config, "compile", False)
         self.updates = updates
-        self.seed = seed
         # updates left out because of their gradients: all of them, and how many in a row just now
         self.register_buffer("skipped", torch.zeros(2), persistent=False)
         self.reported = 0
@@ -88,6 +88,9 @@ class Optimized(L.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         torch.manual_seed(step_seed(self.seed, self.current_epoch, self.global_rank, batch_idx))
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        checkpoint["config"] = asdict(self.config)
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         saved, own = checkpoint.get("state_dict", {}), self.state_dict()  # FSDP's are loaded elsewhere

@@ -34,8 +34,7 @@ class Pretraining(Optimized):
     dev_means = ("dev/loss", "dev/accuracy")
 
     def __init__(self, config: PretrainConfig, model: EncoderModel, updates: int):
-        super().__init__(config.optimizer, updates, config.seed, config.compile)
-        self.config = config
+        super().__init__(config, updates)
         self.model = model
         self.masked_prediction = MaskedPrediction(model.encoder, config.features.dim, config.masked_prediction)
 
@@ -61,9 +60,6 @@ class Pretraining(Optimized):
         found = self._predict(batch)
         self.add_dev(found.frames, found.masked_loss, 100 * found.accuracy)
 
-    def on_save_checkpoint(self, checkpoint: dict) -> None:
-        checkpoint["config"] = asdict(self.config)
-
     def _predict(self, batch: Batch) -> Prediction:
         inputs, lens = batch.inputs, batch.lens
         if self.model.front_end.config.takes == "sound":
@@ -81,7 +77,7 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
     data = SoundData(config.data, config.seed, device_count(config))
     model = EncoderModel(config.features, replace(config.model, input_dim=config.features.dim))
     data.fit_to(model.front_end, model.encoder)
-    best = keep_best(out, "dev/loss", 4)
+    best = keep_best(data, out, "dev/loss", 4)
     latest = Latest(out / "checkpoints", config.save_minutes)
     line = EpochLine(data.train_seconds, {"dev/accuracy": "dev accuracy {:.1f} %"})
     callbacks = [FreedMemory(), LargestFirst(data), best, latest, line, LearningRateMonitor("step")]
@@ -96,7 +92,7 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
     folder = out / "model"
     summary = f"dev loss {figures['dev/loss']:.3f} a code, {figures['dev/accuracy']:.1f} % of the codes right"
     if trainer.is_global_zero:
-        model.save(folder, getattr(torch, config.export))
+        model.save(folder, config.export)
         write_report(out, f"{summary}; {extent(data, model)}", asdict(config))
     logger.info("%s; the encoder is in %s, the curves in %s", summary, folder, out / "report.html")
     return folder, figures["dev/loss"]

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
 
 from asr.audio.distort import DistortionConfig
@@ -83,7 +82,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     if trainer.is_global_zero:
         if len(tokenizer) <= MOST_TOKENS:
             model.transformer.bigram = Bigram.of(map(tokenizer.encode, data.transcripts()), model.transformer.config)
-        model.save(folder, getattr(torch, config.export))
+        model.save(folder, config.export)
         if (folder / TUNING).exists():
             logger.warning("%s was tuned for other weights: asr.tune --write does it anew", folder / TUNING)
         write_report(out, f"{summary}; {extent(data, model)}", asdict(config))
@@ -105,12 +104,12 @@ def _check_trained(config: TrainConfig, model: SpeechModel, begun: bool) -> None
 
 
 def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callback]:
-    best = keep_best(out, "dev/wer", 2, config.average)
+    best = keep_best(data, out, "dev/wer", 2, config.average)
     latest = Latest(out / "checkpoints", config.save_minutes)
     shown = [EpochLine(data.train_seconds, {"dev/wer": "dev WER {:.2f} %"}), Samples(), LearningRateMonitor("step")]
     callbacks = [FreedMemory(), LargestFirst(data), best, latest, *shown]
     if config.ema:
         callbacks.append(RunningMean(config.ema))
     if config.patience:
-        callbacks.append(Patience(config.patience))
+        callbacks.append(Patience(config.patience, data))
     return callbacks

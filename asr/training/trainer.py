@@ -9,6 +9,7 @@ import random
 import secrets
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
@@ -22,7 +23,7 @@ from asr.decode.precision import best_precision
 from asr.heap import keep_kernels
 from asr.model.dot_product import leave_out_cudnn
 from asr.training.averaging import best_checkpoints
-from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
+from asr.training.config import PretrainConfig, RunConfig, TrainConfig
 from asr.training.data import SoundData
 from asr.training.resuming import read_checkpoint
 from asr.training.sharding import fully_sharded
@@ -33,7 +34,7 @@ STATISTICS_SECONDS = 3600.0  # of sound from which mean and variance are taken
 KERNELS = 16384  # about 50 for each of the shapes that batches have: buckets times speeds
 
 
-def begin(config: TrainConfig | PretrainConfig | LMTrainConfig) -> Path | None:
+def begin(config: RunConfig) -> Path | None:
     """Seeds every generator, and has kernels kept; the checkpoint from which the training in `config.out` goes on, None
     at its start.
 
@@ -77,27 +78,36 @@ def _without_others(checkpoints: Path, resume: bool) -> None:
         best.unlink(missing_ok=True)
 
 
+def lightning_trainer(config: RunConfig, callbacks: list[L.Callback], **settings: Any) -> L.Trainer:
+    """What all trainings ask of Lightning, and `settings`."""
+    on_terminal = sys.stderr.isatty()
+    return L.Trainer(
+        max_epochs=config.epochs,
+        accelerator=accelerator(),
+        precision=lightning_precision(config.precision),
+        callbacks=[*callbacks, *([RichProgressBar()] if on_terminal else [])],
+        enable_progress_bar=on_terminal,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=10,
+        **settings,
+    )
+
+
 def new_trainer(
     config: TrainConfig | PretrainConfig, data: SoundData, model: torch.nn.Module, callbacks: list[L.Callback]
 ) -> tuple[L.Trainer, int]:
     """The Lightning trainer of `model`, and the number of updates it will make (about: batches depend on the shuffle);
     says how large the training is."""
-    on_terminal = sys.stderr.isatty()
-    trainer = L.Trainer(
-        max_epochs=config.epochs,
+    trainer = lightning_trainer(
+        config,
+        callbacks,
         check_val_every_n_epoch=config.validate_every,
-        accelerator=accelerator(),
         devices=config.devices or "auto",
         num_nodes=config.nodes,
         strategy=fully_sharded(device_count(config)) if config.strategy == "fsdp" else config.strategy,
-        precision=lightning_precision(config.precision),
-        callbacks=[*callbacks, *([RichProgressBar()] if on_terminal else [])],
         logger=_loggers(config.wandb, Path(config.out), config.resume),
-        use_distributed_sampler=False,
-        enable_progress_bar=on_terminal,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=10,
     )
     together = data.batch_seconds * trainer.world_size
     accumulate = trainer.accumulate_grad_batches = max(1, round(config.data.global_batch_seconds / together))

@@ -46,7 +46,7 @@ def test_a_loaded_model_can_be_trained_on(tiny_model, tmp_path):
 
 def test_half_precision_on_disk_is_half_the_size(tiny_model, tmp_path):
     tiny_model.save(tmp_path / "full")
-    tiny_model.save(tmp_path / "half", torch.float16)
+    tiny_model.save(tmp_path / "half", "float16")
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("half", "full")]
     assert sizes[0] < 0.6 * sizes[1]
     assert next(SpeechModel.load(tmp_path / "half").parameters()).dtype == torch.float32
@@ -54,7 +54,7 @@ def test_half_precision_on_disk_is_half_the_size(tiny_model, tmp_path):
 
 def test_int8_on_disk_is_a_quarter_of_the_size_and_half_a_step_of_each_row_away(tiny_model, tmp_path):
     tiny_model.save(tmp_path / "full")
-    tiny_model.save(tmp_path / "int8", torch.int8)
+    tiny_model.save(tmp_path / "int8", "int8")
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("int8", "full")]
     assert sizes[0] < 0.35 * sizes[1]
     loaded = dict(SpeechModel.load(tmp_path / "int8").named_parameters())
@@ -65,8 +65,8 @@ def test_int8_on_disk_is_a_quarter_of_the_size_and_half_a_step_of_each_row_away(
 
 
 def test_what_is_in_int8_stays_as_it_is_when_it_is_saved_again(tiny_model, tmp_path):
-    tiny_model.save(tmp_path / "once", torch.int8)
-    SpeechModel.load(tmp_path / "once").save(tmp_path / "twice", torch.int8)
+    tiny_model.save(tmp_path / "once", "int8")
+    SpeechModel.load(tmp_path / "once").save(tmp_path / "twice", "int8")
     once, twice = (SpeechModel.load(tmp_path / name).state_dict() for name in ("once", "twice"))
     assert all(torch.allclose(twice[name], tensor, rtol=1e-6, atol=0) for name, tensor in once.items())
 
