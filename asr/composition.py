@@ -39,7 +39,8 @@ SHAPE = (
     "add_layers",
     "optimizer.kind",
 )
-VARYING = ("model.safetensors", "decoding.json", "README.md")  # what models of one kind need not have in common
+# what models of one kind need not have in common
+VARYING = ("model.safetensors", "bigram.safetensors", "decoding.json", "README.md")
 ORIGINS = ("tokenizer", "init_from", "init_decoder_from")  # folders, which may have moved
 
 

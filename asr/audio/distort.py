@@ -40,7 +40,8 @@ class DistortionConfig:
 class Distortion(nn.Module):
     """Distorts some of the utterances of a batch; speech keeps its level, and padding stays zero.
 
-    What is drawn comes from torch's generator on the CPU: the device is never waited for."""
+    Which, and how much, comes from torch's generator on the CPU: the device is never waited for. All that is as long as
+    the sound is computed there."""
 
     def __init__(self, config: DistortionConfig):
         super().__init__()
@@ -69,14 +70,14 @@ class Distortion(nn.Module):
 def add_room(x: Tensor, lens: Tensor) -> Tensor:
     """The sound and its echo: noise that decays by 60 dB within 0.1 to 0.6 s, 0 to 12 dB below the sound itself."""
     B, N = x.shape
-    t = torch.arange(round(LONGEST_ECHO * SAMPLE_RATE)) / SAMPLE_RATE
-    seconds = _uniform(B, 0.1, LONGEST_ECHO)[:, None]
-    echo = torch.randn(B, len(t)) * torch.exp(-math.log(1000) * t / seconds)
+    t = torch.arange(round(LONGEST_ECHO * SAMPLE_RATE), device=x.device) / SAMPLE_RATE
+    seconds = _uniform(x, 0.1, LONGEST_ECHO)
+    echo = torch.randn(B, len(t), device=x.device) * torch.exp(-math.log(1000) * t / seconds)
     echo = echo * (t > 0.002)  # the first wall is that far away
-    echo = echo / echo.norm(dim=1, keepdim=True) * 10 ** (-_uniform(B, 0, 12)[:, None] / 20)
+    echo = echo / echo.norm(dim=1, keepdim=True) * 10 ** (-_uniform(x, 0, 12) / 20)
     echo[:, 0] = 1.0
     size = _fft_size(N + len(t))
-    spectrum = torch.fft.rfft(x.float(), size) * torch.fft.rfft(echo.to(x.device, non_blocking=True), size)
+    spectrum = torch.fft.rfft(x.float(), size) * torch.fft.rfft(echo, size)
     y = torch.fft.irfft(spectrum, size)[:, :N]
     return y * level(x, lens) / level(y, lens)
 
@@ -85,27 +86,27 @@ def add_noise(x: Tensor, lens: Tensor) -> Tensor:
     """Stationary noise whose power falls with frequency by an exponent between 0 (white) and 2 (brown)."""
     B, N = x.shape
     size = _fft_size(N)
-    slope = torch.arange(1, size // 2 + 2)[None] ** (-_uniform(B, 0, 2)[:, None] / 2)
-    spectrum = torch.fft.rfft(torch.randn(B, N, device=x.device), size) * slope.to(x.device, non_blocking=True)
-    return mix(x, lens, torch.fft.irfft(spectrum, size)[:, :N], lens, _uniform(B, 5, 25))
+    slope = torch.arange(1, size // 2 + 2, device=x.device) ** (-_uniform(x, 0, 2) / 2)
+    spectrum = torch.fft.rfft(torch.randn(B, N, device=x.device), size) * slope
+    return mix(x, lens, torch.fft.irfft(spectrum, size)[:, :N], lens, _uniform(x, 5, 25))
 
 
 def add_voice(x: Tensor, lens: Tensor, other: Tensor, other_lens: Tensor) -> Tensor:
     """Other utterances `(B, N)`, of which `other_lens (B,)` are real, beneath `x`."""
-    return mix(x, lens, other, other_lens, _uniform(len(x), 5, 20))
+    return mix(x, lens, other, other_lens, _uniform(x, 5, 20))
 
 
 def narrow(x: Tensor, lens: Tensor) -> Tensor:
     """300 to 3,400 Hz in mu-law of eight bits for half of the utterances, a low-pass at 2 to 6 kHz for the others."""
-    B, N = x.shape
+    N = x.shape[1]
     size = _fft_size(N)
-    hertz = torch.arange(size // 2 + 1) * SAMPLE_RATE / size
-    telephone = (torch.rand(B) < 0.5)[:, None]
+    hertz = torch.arange(size // 2 + 1, device=x.device) * SAMPLE_RATE / size
+    telephone = _uniform(x, 0, 1) < 0.5
     low = torch.where(telephone, 300.0, -torch.inf)
-    high = torch.where(telephone, 3400.0, _uniform(B, 2000, 6000)[:, None])
+    high = torch.where(telephone, 3400.0, _uniform(x, 2000, 6000))
     gain = torch.sigmoid((hertz - low) / EDGE) * torch.sigmoid((high - hertz) / EDGE)
-    y = torch.fft.irfft(torch.fft.rfft(x.float(), size) * gain.to(x.device, non_blocking=True), size)[:, :N]
-    return torch.where(telephone.to(x.device, non_blocking=True), mu_law(y), y)
+    y = torch.fft.irfft(torch.fft.rfft(x.float(), size) * gain, size)[:, :N]
+    return torch.where(telephone, mu_law(y), y)
 
 
 def mu_law(x: Tensor) -> Tensor:
@@ -115,7 +116,8 @@ def mu_law(x: Tensor) -> Tensor:
 
 
 def clip(x: Tensor, lens: Tensor) -> Tensor:
-    most = level(x, lens) * _uniform(len(x), 0.8, 3.0)[:, None].to(x.device, non_blocking=True)
+    """Everything above 0.8 to 3 times the root mean square is cut off."""
+    most = level(x, lens) * _uniform(x, 0.8, 3.0)
     return torch.minimum(torch.maximum(x, -most), most)
 
 
@@ -123,9 +125,8 @@ EFFECTS = {"room": add_room, "noise": add_noise, "band": narrow, "clip": clip}
 
 
 def mix(x: Tensor, lens: Tensor, other: Tensor, other_lens: Tensor, decibels: Tensor) -> Tensor:
-    """`x` with `other` so many `decibels (B,)` below it."""
-    below = 10 ** (-decibels / 20)[:, None].to(x.device, non_blocking=True)
-    return x + other * below * level(x, lens) / level(other, other_lens)
+    """`x` with `other` so many `decibels (B, 1)` below it."""
+    return x + other * 10 ** (-decibels / 20) * level(x, lens) / level(other, other_lens)
 
 
 def level(x: Tensor, lens: Tensor) -> Tensor:
@@ -135,8 +136,9 @@ def level(x: Tensor, lens: Tensor) -> Tensor:
     return mean.sqrt().clamp(min=LEVEL_FLOOR)[:, None]
 
 
-def _uniform(count: int, low: float, high: float) -> Tensor:
-    return low + (high - low) * torch.rand(count)
+def _uniform(x: Tensor, low: float, high: float) -> Tensor:
+    """For each of the utterances `x (B, N)` a number between two, `(B, 1)`, drawn on the CPU."""
+    return (low + (high - low) * torch.rand(len(x), 1)).to(x.device, non_blocking=True)
 
 
 def _fft_size(length: int) -> int:

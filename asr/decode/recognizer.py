@@ -118,7 +118,7 @@ class Recognizer:
             self.language_model = with_precision(language_model.transformer.eval(), precision, int8)
         self.ngram = ngram if ngram is None or isinstance(ngram, NGram) else NGram(ngram)
         if attention_window:
-            model.transformer.encoder.set_window(*attention_window)
+            model.transformer.set_window(*attention_window)
         model.transformer = with_precision(model.transformer, precision, int8)
         self.int8 = precision == "int8" or (precision == "auto" and int8)
         self.options = options or (DecodeOptions() if model.transformer.ctc else IMPORTED)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor, nn
 
 from asr.audio.features import FeatureConfig
@@ -34,12 +32,6 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(config.d_model) if config.norm_first else nn.Identity()
         if config.norm_first:
             start_near_identity(self.layers)
-
-    def set_window(self, left: int, right: int) -> None:
-        """Lets self-attention see so many frames before a frame and after it, exactly as a model that was built so."""
-        self.config = replace(self.config, attention_left=left, attention_right=right)
-        for layer in self.layers:
-            layer.attention.window = self.config.attention_window
 
     def forward(
         self, X: Tensor, X_lens: Tensor, weights: list[Tensor] | None = None, outputs: list[Tensor] | None = None

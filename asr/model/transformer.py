@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from asr.model.bigram import Bigram
@@ -17,10 +19,16 @@ class Output(NamedTuple):
 
     log_probs: Tensor  # (B, T', V)
     lens: Tensor  # (B,)
-    ctc_log_probs: Tensor | None  # (B, M, V); None: the model has no CTC head
+    # CTC log-posteriors (n, B, M, V) from the encoder's last layer and from those below it that were asked for; None:
+    # the model has no CTC head
+    every_ctc: Tensor | None
     memory: Tensor  # (B, M, D)
     memory_lens: Tensor  # (B,)
-    intermediate: tuple[Tensor, ...] = ()  # CTC log-posteriors (B, M, V) from encoder layers below the last
+
+    @property
+    def ctc_log_probs(self) -> Tensor | None:
+        """From the last layer, `(B, M, V)`."""
+        return None if self.every_ctc is None else self.every_ctc[0]
 
 
 class Transformer(nn.Module):
@@ -45,10 +53,19 @@ class Transformer(nn.Module):
         depth = self.config.encoder_layers
         chosen = [depth * i // (intermediate + 1) for i in range(1, intermediate + 1)]
         log_probs = self.decoder.teacher_forced(Y, memory, memory_lens)
-        between = tuple(self.ctc_log_probs(self.encoder.norm(outputs[layer - 1])) for layer in chosen if layer > 0)
-        ctc_log_probs = self.ctc_log_probs(memory) if self.ctc else None
-        return Output(log_probs, Y_lens + 1, ctc_log_probs, memory, memory_lens, between)
+        every_ctc = None
+        if self.ctc:
+            between = (self.encoder.norm(outputs[layer - 1]) for layer in chosen if layer > 0)
+            every_ctc = self.ctc_log_probs(torch.stack([memory, *between]))
+        return Output(log_probs, Y_lens + 1, every_ctc, memory, memory_lens)
+
+    def set_window(self, left: int, right: int) -> None:
+        """Lets the encoder's self-attention see so many frames before a frame and after it, exactly as a model that was
+        built so."""
+        self.config = self.encoder.config = replace(self.config, attention_left=left, attention_right=right)
+        for layer in self.encoder.layers:
+            layer.attention.window = self.config.attention_window
 
     def ctc_log_probs(self, memory: Tensor) -> Tensor:
-        """CTC log-posteriors `(B, M, V)` of `memory (B, M, D)`, float32."""
+        """CTC log-posteriors `(..., V)` of `memory (..., D)`, float32."""
         return self.ctc(memory).float().log_softmax(dim=-1)

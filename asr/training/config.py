@@ -33,7 +33,7 @@ class SoundConfig:
     codec: float = 0.0  # how often an utterance of the training has been through MP3 at 16 to 40 kbit/s: a probability
     batch_seconds: float = 120.0  # of sound on one device at once, padding included; less where many share an update
     global_batch_seconds: float = 120.0  # of sound in one update, over all devices
-    workers: int = -1  # processes that read sound; -1: one for each core but one, at most 8
+    workers: int = -1  # processes that read sound; -1: one for each core but one, at most 8 for each that trains
 
     def __post_init__(self):
         if not self.train or not self.dev:
@@ -44,6 +44,8 @@ class SoundConfig:
             raise ValueError(
                 "data.batch_seconds must be at least data.max_seconds, or the longest utterance has no batch"
             )
+        if self.workers < -1:
+            raise ValueError(f"data.workers is a number of processes, or -1, not {self.workers}")
         if self.global_batch_seconds < self.batch_seconds:
             raise ValueError("data.global_batch_seconds must be at least data.batch_seconds")
         if not self.speeds or any(not 0.5 <= speed <= 2 for speed in self.speeds):
@@ -141,14 +143,18 @@ class RunConfig:
     # each row; they are computed with in another (`--precision`)
     export: str = "float32"
     precision: str = "auto"  # one of PRECISIONS; auto: bf16-mixed where the hardware has it
+    devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
+    nodes: int = 1  # machines
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
     seed: int = 1
     out: str = "exp/model"  # checkpoints, TensorBoard and the model
     resume: bool = False  # go on from the last checkpoint in `out`
 
     def __post_init__(self):
-        if self.epochs < 1 or self.save_minutes < 0:
-            raise ValueError("epochs must be at least 1, save_minutes not negative")
+        if self.epochs < 1 or self.nodes < 1:
+            raise ValueError("epochs and nodes must be at least 1")
+        if self.save_minutes < 0 or self.devices < 0:
+            raise ValueError("save_minutes and devices must not be negative")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed lies in [0, 2^32), not {self.seed}")
         _check_choice("precision", self.precision, PRECISIONS)
@@ -161,16 +167,14 @@ class SoundRunConfig(RunConfig):
 
     validate_every: int = 1  # epochs
     compile: bool = False  # the layers, by torch.compile: for long trainings on a GPU; a CPU is slower with it
-    devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
-    nodes: int = 1  # machines
     strategy: str = "auto"  # how they work together: ddp, or fsdp (each keeps a share of the weights); auto: ddp
     wandb: str = ""  # project of Weights & Biases that gets the curves, too; none: TensorBoard alone
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self):
         super().__post_init__()
-        if self.validate_every < 1 or self.devices < 0 or self.nodes < 1:
-            raise ValueError("validate_every and nodes must be at least 1, devices not negative")
+        if self.validate_every < 1:
+            raise ValueError("validate_every must be at least 1")
         _check_choice("strategy", self.strategy, ("auto", "ddp", "fsdp"))
         if self.optimizer.kind == "muon" and self.strategy == "fsdp":
             raise ValueError(

@@ -136,7 +136,9 @@ class SoundData(ResumableData):
         return self._loader(Resumable(self._dev_sampler()), [1.0], buckets)
 
     def _loader(self, batches: Resumable, speeds: list[float], buckets: list[Bucket], codec: float = 0.0) -> DataLoader:
-        workers = self.config.workers if self.config.workers >= 0 else min(8, max(1, (os.cpu_count() or 1) - 1))
+        workers = self.config.workers
+        if workers < 0:  # the processes of a machine share its cores
+            workers = min(8, max(1, _cores() // self.trainer.num_devices - 1))
         return DataLoader(
             SpeechDataset(self.tokenizer, speeds, buckets, self.longest, codec),
             sampler=batches,
@@ -212,6 +214,11 @@ class SpeechData(SoundData):
                 len(strange),
                 strange[0],
             )
+
+
+def _cores() -> int:
+    """Those of this machine that the process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _each_once(sampler: CutSampler, cuts: CutSet) -> CutSampler:

@@ -38,19 +38,22 @@ class LanguageModelTraining(Optimized):
         self.model = model
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        loss = self._loss(*batch, self.config.label_smoothing)
+        Y, Y_lens = batch
+        tokens = self.mean_of_processes((Y_lens + 1).sum())
+        loss = self._loss(Y, Y_lens, self.config.label_smoothing) / tokens
         self.log("train/loss", loss, on_step=True, on_epoch=True, batch_size=len(batch[0]))
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
         if len(batch[1]):
-            self.add_dev((batch[1] + 1).sum(), self._loss(*batch, 0.0))
+            tokens = (batch[1] + 1).sum()
+            self.add_dev(tokens, self._loss(*batch, 0.0) / tokens)
 
     def _loss(self, Y: Tensor, Y_lens: Tensor, smoothing: float) -> Tensor:
-        """Mean over the tokens and ends, in nats."""
+        """Sum over the tokens and ends, in nats."""
         log_probs = self.model.teacher_forced(Y)
         labels = targets(Y, Y_lens, self.model.config.eos)
-        return smoothed_cross_entropy(log_probs, labels, smoothing) / (Y_lens + 1).sum()
+        return smoothed_cross_entropy(log_probs, labels, smoothing)
 
 
 class PerplexityLine(EpochTimer):

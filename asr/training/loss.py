@@ -49,17 +49,19 @@ def joint_loss(
     attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens, eos), config.label_smoothing) / tokens
     if output.ctc_log_probs is None:
         return Losses(attention, none, attention.detach(), none, none)
-    lens = output.memory_lens.cpu(), Y_lens.cpu()  # once: torch's CTC would fetch them from a GPU in each call
-    ctc = every_ctc = ctc_losses(output.ctc_log_probs, Y, *lens).sum() / tokens
-    if output.intermediate:
-        between = [ctc_losses(x, Y, *lens).sum() / tokens for x in output.intermediate]
+    # all layers in one call: a GPU is waited for once, and each row of a batch is a block of its own there
+    n = len(output.every_ctc)
+    lens = torch.stack([output.memory_lens, Y_lens]).cpu().repeat(1, n)
+    each = ctc_losses(output.every_ctc.flatten(0, 1), Y.repeat(n, 1), *lens).unflatten(0, (n, -1)).sum(dim=1) / tokens
+    ctc = of_ctc = each[0]
+    if n > 1:
         w = config.intermediate_weight
-        every_ctc = (1 - w) * ctc + w * sum(between) / len(between)
+        of_ctc = (1 - w) * ctc + w * each[1:].mean()
     difference = none
     if config.consistency:
         difference = disagreement(output.ctc_log_probs, output.memory_lens) / tokens
-        every_ctc = every_ctc + config.consistency * difference
-    total = config.ctc_weight * every_ctc + (1 - config.ctc_weight) * attention
+        of_ctc = of_ctc + config.consistency * difference
+    total = config.ctc_weight * of_ctc + (1 - config.ctc_weight) * attention
     return Losses(total, ctc.detach(), attention.detach(), difference.detach(), none)
 
 

@@ -33,10 +33,7 @@ class SpeechTraining(Optimized):
         self.hypotheses: list[str] = []
 
     def training_step(self, batch: Batch) -> torch.Tensor:
-        tokens = (batch.Y_lens + 1).sum().float()
-        if torch.distributed.is_initialized():  # the mean over processes: their batches differ
-            torch.distributed.all_reduce(tokens)
-            tokens = tokens / self.trainer.world_size
+        tokens = self.mean_of_processes((batch.Y_lens + 1).sum())
         if not len(batch.lens):  # the other processes wait for gradients all the same
             return 0.0 * self.total_loss(made_up(self, NOTHING, len(self.model.tokenizer)))
         losses = self.losses(batch, tokens)

@@ -45,7 +45,17 @@ class Optimized(L.LightningModule):
             for layer in layers_of(self):
                 layer.compile(dynamic=True)
         if self.device_mesh:
-            self.sharded = Sharded(self.get_submodule(self.stack), self.device_mesh["data_parallel"])
+            half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
+            self.sharded = Sharded(self.get_submodule(self.stack), self.device_mesh["data_parallel"], half)
+
+    def mean_of_processes(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What each process divides its loss by, where each has `tokens ()` of its own: then the mean of their
+        gradients, which they exchange, makes every token count alike."""
+        tokens = tokens.float()
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(tokens)
+            tokens = tokens / self.trainer.world_size
+        return tokens
 
     def on_validation_start(self) -> None:
         if self.sharded:

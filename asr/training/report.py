@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 PANELS = (  # title, curves
-    ("loss a token", ("train/total_epoch", "dev/loss")),
-    ("loss a token, parts", ("train/ctc_epoch", "train/attention_epoch")),
+    ("loss", ("train/total_epoch", "dev/loss")),
+    ("parts of the loss", ("train/ctc_epoch", "train/attention_epoch", "train/masked_epoch")),
     ("dev WER (%)", ("dev/wer",)),
+    ("accuracy on dev (% of the codes)", ("dev/accuracy",)),
     ("learning rate", ("lr/pg1",)),
     ("norm of the gradient", ("train/gradient_norm",)),
     ("seconds of sound a second", ("train/sound_a_second",)),
@@ -26,7 +27,6 @@ svg {{ max-width: 100%; height: auto }} pre {{ overflow-x: auto }}</style></head
 <body><h1>{title}</h1>
 <p>{summary}</p>
 {plots}
-<h2>Transcripts of the last validation</h2>
 {samples}
 <h2>Settings</h2>
 <pre>{settings}</pre>
@@ -51,7 +51,8 @@ def write_report(out: Path, summary: str, settings: dict[str, Any]) -> Path:
     if "dev/transcripts/text_summary" in tags["tensors"]:
         said = board.Tensors("dev/transcripts/text_summary")[-1].tensor_proto.string_val[0].decode()
         lines = html.escape(said).replace("**said**", "<b>said</b>").replace("**heard**", "<br><b>heard</b>")
-        samples = "".join(f"<p>{line}</p>\n" for line in lines.split("\n\n"))
+        samples = "<h2>Transcripts of the last validation</h2>\n"
+        samples += "".join(f"<p>{line}</p>\n" for line in lines.split("\n\n"))
     page = PAGE.format(
         title=html.escape(out.name),
         summary=html.escape(summary),

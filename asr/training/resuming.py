@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import Sampler
 
 logger = logging.getLogger(__name__)
@@ -112,27 +115,48 @@ class ResumableData(L.LightningDataModule):
 
 
 class Latest(Checkpoint):
-    """`last.ckpt`, the training as it stands: at the end of each epoch, and within it every `minutes`. The file is
-    replaced at once: whenever the training is killed, one of them is whole."""
+    """`last.ckpt`, the training as it stands: at the end of each epoch, within it every `minutes`, and where SIGTERM
+    ends it. The file is replaced at once: whenever the training is killed, one of them is whole."""
 
     def __init__(self, folder: Path, minutes: float):
         self.path = folder / "last.ckpt"
         self.minutes = minutes
+        self.ending = False  # whether this process was told to
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.saved = time.monotonic()
+        # Lightning's own handler broadcasts from wherever it interrupts: processes that are told at different moments
+        # wait for each other for good. And it looks at every batch whether one was told, for which a GPU is waited for
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._end)  # until the fit is over, when Lightning puts back what was there
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+    def _end(self, *_: object) -> None:
+        self.ending = True
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         if not batch_idx or batch_idx % trainer.accumulate_grad_batches:
             return  # nothing is new, or gradients have been summed up that a checkpoint does not hold
-        due = time.monotonic() - self.saved >= 60 * self.minutes
-        if trainer.world_size > 1:
-            due = batch_idx % (LOOK_EVERY * trainer.accumulate_grad_batches) == 0 and trainer.strategy.broadcast(due)
-        if due:
+        if trainer.world_size > 1 and batch_idx % (LOOK_EVERY * trainer.accumulate_grad_batches):
+            return
+        ending = self._anyone(trainer, self.ending)
+        if ending or self._anyone(trainer, time.monotonic() - self.saved >= 60 * self.minutes):
             self._save(trainer)
+        if ending:
+            raise SIGTERMException
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._save(trainer)
+        if self._anyone(trainer, self.ending):
+            raise SIGTERMException
+
+    def on_validation_batch_start(self, trainer: L.Trainer, *_: object) -> None:
+        if self.ending and trainer.world_size == 1:  # several processes end together, after it
+            raise SIGTERMException
+
+    def _anyone(self, trainer: L.Trainer, own: bool) -> bool:
+        """Whether it is so in any of the processes; they wait for each other."""
+        return own if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(own, all=False)
 
     def _save(self, trainer: L.Trainer) -> None:
         new = self.path.with_name("last.new")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import warnings
 from copy import deepcopy
 
+import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from asr.model.layers import layers_of
@@ -27,14 +28,17 @@ def fully_sharded(processes: int) -> ModelParallelStrategy:
 class Sharded:
     """Leaves each process its share of `stack`, layer by layer. All processes are to call it alike, as a whole."""
 
-    def __init__(self, stack: nn.Module, mesh: DeviceMesh):
+    def __init__(self, stack: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None):
+        """`dtype`: what autocast multiplies in. A layer's weights are sent in it: autocast would make copies of its
+        own, of whole weights, and keep them from the forward pass to the backward pass."""
+        policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype else None, cast_forward_inputs=False)
         self.copy = deepcopy(stack).eval()
         self.stack = stack
         warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # may return views, which nothing here writes to
         for parameter in stack.parameters():
             parameter.data = parameter.data.contiguous()  # convolutions have their channels last elsewhere
         for module in (*layers_of(stack), stack):
-            fully_shard(module, mesh=mesh)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
 
     def whole(self) -> nn.Module:
         """A copy with all weights as they are now, for what the processes do not do alike."""

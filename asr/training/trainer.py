@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
+import os
 import random
 import secrets
 import sys
@@ -15,6 +16,12 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.pytorch.utilities import rank_zero_only
 
 from asr.audio.features import FrontEnd, RunningStatistics
@@ -91,6 +98,9 @@ def lightning_trainer(config: RunConfig, callbacks: list[L.Callback], **settings
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
         log_every_n_steps=10,
+        devices=config.devices or "auto",
+        num_nodes=config.nodes,
+        plugins=_cluster(config),
         **settings,
     )
 
@@ -104,8 +114,6 @@ def new_trainer(
         config,
         callbacks,
         check_val_every_n_epoch=config.validate_every,
-        devices=config.devices or "auto",
-        num_nodes=config.nodes,
         strategy=fully_sharded(device_count(config)) if config.strategy == "fsdp" else config.strategy,
         logger=_loggers(config.wandb, Path(config.out), config.resume),
     )
@@ -117,12 +125,28 @@ def new_trainer(
     return trainer, updates
 
 
-def device_count(config: TrainConfig | PretrainConfig) -> int:
+def device_count(config: RunConfig) -> int:
     """How many processes train, over all machines, one a device. Raises ValueError for more than there are GPUs, where
     there is one."""
     if torch.cuda.is_available() and config.devices > torch.cuda.device_count():
         raise ValueError(f"devices={config.devices}: this machine has GPUs for {torch.cuda.device_count()}")
     return config.nodes * (config.devices or max(1, torch.cuda.device_count()))
+
+
+def _cluster(config: RunConfig) -> list[ClusterEnvironment]:
+    """Who starts the processes, where Lightning would take it amiss: in a job of SLURM. Its tasks are the processes, or
+    the only one of them starts the others. Raises ValueError for another number of tasks.
+
+    Lightning's requeueing is left out: it keeps a checkpoint in the working directory, from which the next training
+    there begins, whichever that is."""
+    if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
+        return []
+    tasks, processes = int(os.environ["SLURM_NTASKS"]), device_count(config)
+    if tasks == processes:
+        return [SLURMEnvironment(auto_requeue=False)]
+    if tasks == config.nodes == 1:
+        return [LightningEnvironment()]
+    raise ValueError(f"SLURM has started {tasks} tasks, and devices= and nodes= are {processes} processes")
 
 
 def accelerator() -> str:
@@ -139,8 +163,10 @@ def extent(data: SoundData, model: torch.nn.Module) -> str:
 
 @torch.inference_mode()
 def set_statistics(front_end: FrontEnd, data: SoundData) -> None:
-    """Takes the features' mean and deviation from some of the training set. Raises ValueError where none of it can be
-    read."""
+    """Takes the features' mean and deviation from some of the training set, where the front end uses either. Raises
+    ValueError where none of it can be read."""
+    if front_end.config.normalization == "cmvn":
+        return
     statistics = RunningStatistics(front_end.config)
     cuts = data.train_cuts.shuffle(rng=random.Random(data.seed))
     seconds = 0.0

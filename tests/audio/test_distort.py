@@ -53,7 +53,7 @@ def test_the_same_seed_draws_the_same(batch):
 def test_a_mixture_has_the_ratio_that_was_asked_for(batch):
     samples, lens = batch
     other = torch.randn(4, 16000)
-    added = mix(samples, lens, other, lens, torch.tensor([0.0, 6.0, 12.0, 20.0])) - samples
+    added = mix(samples, lens, other, lens, torch.tensor([[0.0], [6.0], [12.0], [20.0]])) - samples
     below = 20 * torch.log10(level(samples, lens) / level(added, lens))[:, 0]
     torch.testing.assert_close(below, torch.tensor([0.0, 6.0, 12.0, 20.0]), atol=0.01, rtol=0)
 

@@ -37,9 +37,9 @@ def test_a_deeper_encoder_computes_what_it_did(inputs, encoder, norm_first, more
 
 def test_ctc_from_layers_between_goes_on_from_the_same_ones(inputs):
     model = trained(encoder="conformer", encoder_layers=4, conv_kernel=3)
-    before = model(*inputs, intermediate=1).intermediate[0]
+    before = model(*inputs, intermediate=1).every_ctc[1]
     deepen(model, 2)
-    torch.testing.assert_close(model(*inputs, intermediate=1).intermediate[0], before, atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(model(*inputs, intermediate=1).every_ctc[1], before, atol=2e-4, rtol=1e-3)
 
 
 def test_every_layer_that_was_added_learns(inputs):

@@ -100,13 +100,13 @@ def test_intermediate_ctc_reads_layers_below_the_last():
     transformer = model(encoder_layers=4)
     X, X_lens, Y, Y_lens = batch(90, 70)
     out = transformer(X, X_lens, Y, Y_lens, intermediate=3)
-    assert len(out.intermediate) == 3
+    assert len(out.every_ctc) == 4
     outputs = []
     transformer.encoder(X, X_lens, outputs=outputs)
-    for i, log_probs in enumerate(out.intermediate):
+    for i, log_probs in enumerate(out.every_ctc[1:]):
         torch.testing.assert_close(log_probs, transformer.ctc_log_probs(transformer.encoder.norm(outputs[i])))
     torch.testing.assert_close(out.ctc_log_probs, transformer.ctc_log_probs(transformer.encoder.norm(outputs[3])))
-    assert transformer(X, X_lens, Y, Y_lens).intermediate == ()
+    assert len(transformer(X, X_lens, Y, Y_lens).every_ctc) == 1
 
 
 def test_every_parameter_learns():

@@ -24,7 +24,7 @@ def test_cross_entropy_equals_torchs(smoothing):
 def output(U: int = 3) -> tuple[Output, torch.Tensor, torch.Tensor]:
     Y, Y_lens = torch.randint(4, 9, (2, U)), torch.tensor([U, 1])
     log_probs, ctc = torch.randn(2, U + 1, 9).log_softmax(-1), torch.randn(2, 12, 9).log_softmax(-1)
-    return Output(log_probs, Y_lens + 1, ctc, torch.randn(2, 12, 5), torch.tensor([12, 8])), Y, Y_lens
+    return Output(log_probs, Y_lens + 1, ctc[None], torch.randn(2, 12, 5), torch.tensor([12, 8])), Y, Y_lens
 
 
 def test_the_joint_loss_weighs_its_parts():
@@ -35,16 +35,17 @@ def test_the_joint_loss_weighs_its_parts():
 
 def test_intermediate_predictions_have_their_share_of_ctc():
     out, Y, Y_lens = output()
-    others = tuple(torch.randn(2, 12, 9).log_softmax(-1) for _ in range(2))
+    others = torch.randn(2, 2, 12, 9).log_softmax(-1)
     config = LossConfig(ctc_weight=1.0, intermediate_weight=0.4)
-    alone = [joint_loss(out._replace(ctc_log_probs=x), Y, Y_lens, config).ctc.item() for x in others]
-    losses = joint_loss(out._replace(intermediate=others), Y, Y_lens, config)
+    alone = [joint_loss(out._replace(every_ctc=x[None]), Y, Y_lens, config).ctc.item() for x in others]
+    losses = joint_loss(out._replace(every_ctc=torch.cat([out.every_ctc, others])), Y, Y_lens, config)
+    assert losses.ctc == joint_loss(out, Y, Y_lens, config).ctc
     assert losses.total.item() == pytest.approx(0.6 * losses.ctc.item() + 0.4 * sum(alone) / 2)
 
 
 def test_padding_has_no_loss():
     out, Y, Y_lens = output()
-    other = out._replace(log_probs=out.log_probs.clone(), ctc_log_probs=out.ctc_log_probs.clone())
+    other = out._replace(log_probs=out.log_probs.clone(), every_ctc=out.every_ctc.clone())
     other.log_probs[1, 2:] = 7.0
     other.ctc_log_probs[1, 8:] = -3.0
     losses = [joint_loss(o, Y, Y_lens, LossConfig()) for o in (out, other)]
@@ -56,8 +57,8 @@ def each_alone(out: Output, Y: torch.Tensor, Y_lens: torch.Tensor):
     """Every utterance of a batch as a batch of its own."""
     for i, n in enumerate(Y_lens):
         one = slice(i, i + 1)
-        log_probs, others = out.log_probs[one, : n + 1], (out.ctc_log_probs, out.memory, out.memory_lens)
-        part = Output(log_probs, out.lens[one], *(x[one] for x in others))
+        log_probs, others = out.log_probs[one, : n + 1], (out.memory, out.memory_lens)
+        part = Output(log_probs, out.lens[one], out.every_ctc[:, one], *(x[one] for x in others))
         yield part, Y[one, :n], Y_lens[one]
 
 
@@ -77,7 +78,7 @@ def test_parts_divided_by_the_mean_of_their_tokens_average_to_the_whole():
 def two_views() -> tuple[Output, torch.Tensor, torch.Tensor]:
     Y, Y_lens = torch.randint(4, 9, (2, 3)), torch.tensor([3, 1])
     log_probs, ctc = torch.randn(4, 4, 9).log_softmax(-1), torch.randn(4, 12, 9).log_softmax(-1)
-    out = Output(log_probs, Y_lens.repeat(2) + 1, ctc, torch.randn(4, 12, 5), torch.tensor([12, 8, 12, 8]))
+    out = Output(log_probs, Y_lens.repeat(2) + 1, ctc[None], torch.randn(4, 12, 5), torch.tensor([12, 8, 12, 8]))
     return out, Y.repeat(2, 1), Y_lens.repeat(2)
 
 
@@ -97,7 +98,7 @@ def test_views_that_agree_cost_nothing_and_the_teller_is_taken_as_given():
     out, Y, Y_lens = two_views()
     same = out.ctc_log_probs[:2].repeat(2, 1, 1)
     config = LossConfig(ctc_weight=1.0, consistency=0.2)
-    assert joint_loss(out._replace(ctc_log_probs=same), Y, Y_lens, config).consistency.item() == pytest.approx(0)
+    assert joint_loss(out._replace(every_ctc=same[None]), Y, Y_lens, config).consistency.item() == pytest.approx(0)
     scores = torch.randn(4, 12, 9, requires_grad=True)
     loss = disagreement(scores.log_softmax(-1), torch.full((4,), 12))
     loss.backward()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -114,6 +115,35 @@ def test_when_a_process_is_killed_the_training_is_resumed_as_if_nothing_had_happ
     resumed = train(folder, killed, *two(strategy), "resume=true")
     assert resumed.returncode == 0, resumed.stderr
     assert_same_weights(killed, folder / strategy, atol=1e-6)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the other process in /proc")
+def test_processes_that_are_told_to_end_at_different_moments_end_together(trained, programs):
+    folder, _ = trained
+    out = folder / "told"
+    words = [programs / "python", *command(folder, out, *two("ddp"), "epochs=2000", "validate_every=2000")]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as caller:
+        while not (out / "checkpoints" / "last.ckpt").exists() and caller.poll() is None:
+            time.sleep(0.01)
+        server = (programs / "pid").read_text()
+        for process in map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split()):
+            os.kill(process, signal.SIGTERM)
+            time.sleep(0.05)
+        said = caller.communicate(timeout=60)[1]
+    assert caller.returncode == 143, said
+    assert "ended by SIGTERM; resume=true goes on" in said
+    assert 0 < last_checkpoint(out)["global_step"] < 4000
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="slow without bfloat16")
+def test_shares_in_bfloat16_learn_what_whole_weights_do(train, trained):
+    folder, _ = trained
+    dev_losses = []
+    for name in STRATEGIES:
+        done = train(folder, folder / f"half_{name}", *two(name), "precision=bf16-mixed")
+        assert done.returncode == 0, done.stderr
+        dev_losses.append(float(re.search(r"epoch 4/4: .*dev loss ([\d.]+)", done.stderr)[1]))
+    assert dev_losses[1] == pytest.approx(dev_losses[0], rel=0.02)
 
 
 def test_what_was_begun_in_shares_goes_on_in_shares(trained):

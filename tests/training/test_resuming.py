@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 import types
 from dataclasses import replace
 
@@ -90,6 +91,34 @@ def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
     assert (before | losses).keys() == whole.keys()
     for place, loss in whole.items():
         assert (before | losses)[place] == pytest.approx(loss, abs=1e-6), place
+
+
+@pytest.mark.parametrize("place", [(0, 2), (0, "validation")])
+def test_a_training_that_is_told_to_end_saves_what_it_has_and_goes_on_as_if_nothing_had_happened(
+    corpus, tmp_path, losses, monkeypatch, place
+):
+    train(options(corpus, tmp_path / "whole", "epochs=2"))
+    whole = dict(losses)
+    losses.clear()
+
+    handler = signal.getsignal(signal.SIGTERM)
+    hook = "validation_step" if place[1] == "validation" else "training_step"
+    step = getattr(SpeechTraining, hook)
+
+    def told(self, batch):
+        here = self.trainer.current_epoch, self.trainer.fit_loop.epoch_loop.batch_idx
+        if place[1] == "validation" or here == place:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpeechTraining, hook, told)
+        with pytest.raises(SystemExit):
+            train(options(corpus, tmp_path / "parts", "epochs=2"))
+    assert signal.getsignal(signal.SIGTERM) == handler
+    assert read_checkpoint(tmp_path / "parts" / "checkpoints" / "last.ckpt")["global_step"] >= 3
+    train(options(corpus, tmp_path / "parts", "epochs=2", "resume=true"))
+    assert losses == pytest.approx(whole, abs=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from torch._dynamo.testing import CompileCounter
 
 import asr
@@ -23,7 +24,7 @@ from asr.training.callbacks import Samples
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.run import train
-from asr.training.trainer import device_count
+from asr.training.trainer import _cluster, device_count
 from tests.training.tones import options, write_corpus
 
 
@@ -326,3 +327,44 @@ def test_consistency_without_ctc_is_refused(corpus, tmp_path):
     words = ["loss.consistency=0.2", "model.ctc=false", "validation.strategy=greedy", "validation.beam_size=1"]
     with pytest.raises(ValueError, match="no CTC head"):
         train(options(corpus, tmp_path / "exp", *words, "validation.ctc_weight=0"))
+
+
+SLURM = {
+    "SLURM_NTASKS": "2",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_JOB_ID": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+
+
+def cluster(monkeypatch, config, **variables):
+    for name, value in (SLURM | variables).items():
+        monkeypatch.setenv(name, value)
+    return _cluster(config)
+
+
+def test_slurms_tasks_are_the_processes_and_nothing_is_requeued(corpus, tmp_path, monkeypatch):
+    assert _cluster(options(corpus, tmp_path)) == []
+    [environment] = cluster(monkeypatch, options(corpus, tmp_path, "devices=2"))
+    assert isinstance(environment, SLURMEnvironment) and not environment.auto_requeue
+
+
+def test_one_task_of_slurm_starts_the_processes_of_its_machine(corpus, tmp_path, monkeypatch):
+    [environment] = cluster(monkeypatch, options(corpus, tmp_path, "devices=2"), SLURM_NTASKS="1")
+    assert isinstance(environment, LightningEnvironment)
+
+
+@pytest.mark.parametrize(("settings", "tasks"), [(["devices=4"], "2"), (["devices=1", "nodes=2"], "1")])
+def test_other_tasks_than_processes_are_refused(corpus, tmp_path, monkeypatch, settings, tasks):
+    with pytest.raises(ValueError, match=f"SLURM has started {tasks} tasks, and devices= and nodes= are"):
+        cluster(monkeypatch, options(corpus, tmp_path, *settings), SLURM_NTASKS=tasks)
+
+
+def test_processes_of_one_machine_share_its_cores(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("asr.training.data._cores", lambda: 16)
+    data = SpeechData(options(corpus, tmp_path, "data.workers=-1").data, 1)
+    for devices, workers in ((1, 8), (2, 7), (4, 3), (32, 1)):
+        data.trainer = types.SimpleNamespace(num_devices=devices)
+        assert data._loader(None, [1.0], [], 0.0).num_workers == workers
