@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs, load_model, progress_bar
+from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs, load_model, progress_bar, say
 from asr.formats import ctm_line, ctm_name
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.ctm:
         lines = (ctm_line(name, word.start, word.end, word.symbol) for name, word in words)
         args.ctm.write_text("".join(lines), encoding="utf-8")
-    print(f"{args.out}: {len(aligned)} utterances, {len(words)} words")
+    say(f"{args.out}: {len(aligned)} utterances, {len(words)} words\n")
 
 
 def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None) -> CutSet:

@@ -52,7 +52,7 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     settings["piece_seconds"] = args.piece_seconds
     if args.attention_window is not None:
         if args.attention_window < 1:
-            raise ValueError(f"--attention-window {args.attention_window} has no frame beside its own")
+            raise ValueError(f"--attention-window must be at least 1, not {args.attention_window}")
         settings["attention_window"] = (args.attention_window, args.attention_window)
     if args.lm_weight == 0:
         settings["language_model"] = None
@@ -63,12 +63,17 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     recognizer = load_model(args.model, args.device, **settings, **given)
     unasked = args.lm or args.ngram or any(map(given.get, ("lm_weight", "ilm_weight", "ngram_weight")))
     if recognizer.options.strategy == "greedy" and unasked:
-        raise ValueError("--strategy greedy asks no other model: --lm, --ngram and their weights have no effect")
+        raise ValueError("--strategy greedy uses no other model: leave out --lm, --ngram and their weights")
     for model, *weights in (("language_model", "lm_weight", "ilm_weight"), ("ngram", "ngram_weight")):
         useless = next((name for name in weights if given.get(name)), None)
         if useless and getattr(recognizer, model) is None:
             wanted = {"language_model": "language model (--lm)", "ngram": "n-gram model (--ngram)"}[model]
             raise ValueError(f"--{useless.replace('_', '-')} {given[useless]}: there is no {wanted}")
+    for model, weight in (("lm", "lm_weight"), ("ngram", "ngram_weight")):
+        tried = any(getattr(args, f"{weight}s", None) or ())  # by asr.tune
+        if getattr(args, model) and weight not in given and not tried and not getattr(recognizer.options, weight):
+            flag = weight.replace("_", "-")
+            raise ValueError(f"--{model}: {flag} is 0 as it was tuned, and would leave it out: --{flag} says otherwise")
     return recognizer
 
 

@@ -84,7 +84,7 @@ def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> d
     if done is None:
         return None
     if out:
-        with open(out, "w", encoding="utf-8") as file:
+        with open(out, "w", encoding="utf-8", errors="backslashreplace") as file:  # JSON reads that, too
             for cut, said, heard, transcript in zip(
                 done.cuts, done.references, done.hypotheses, done.transcripts, strict=True
             ):

@@ -112,7 +112,7 @@ def _ctm(transcript: Transcript) -> str:
 
 def ctm_name(name: str) -> str:
     """What a recording is called in CTM: without spaces."""
-    return "_".join(name.split())
+    return "_".join(name.split()) or "_"
 
 
 def ctm_line(name: str, start: float, end: float, word: str, confidence: float | None = None) -> str:

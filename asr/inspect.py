@@ -17,7 +17,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.commands import add_decoding_options, check_outputs, fail, guarded, keep_inputs, load_recognizer
+from asr.commands import add_decoding_options, check_outputs, fail, guarded, keep_inputs, load_recognizer, say
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs([args.file], args.out)
     if args.piece < 1:
-        raise ValueError(f"--piece counts from 1, and is {args.piece}")
+        raise ValueError(f"--piece must be at least 1, not {args.piece}")
     check_outputs(args.out)
     recognizer = load_recognizer(args)
     from asr.audio.reading import AudioError, read_lines
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
         fail("asr.inspect", error, code=1)
     except ValueError as error:  # more tokens than the decoder has positions for
         fail("asr.inspect", f"{args.file}: {error}", code=1)
-    print(f"{args.out}: {observation.text}")
+    say(f"{args.out}: {observation.text}\n")
 
 
 def page(observation: Observation, name: str, start: float = 0.0) -> str:

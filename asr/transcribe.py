@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.format != "text" and recognizer.model.transformer.ctc and not is_text:
         recognizer.word_times = True
     elif args.format == "ctm":
-        raise ValueError("--format ctm wants the times of words, and without CTC a model has none")
+        raise ValueError("--format ctm needs the times of words, which a model without CTC cannot give")
     named = len(files) > 1 and not is_text
     with progress_bar(_seconds(files) if sys.stderr.isatty() and not is_text else 0.0) as advance:
         for transcript, place in zip(recognizer.transcribe_all(files, advance), places, strict=True):
@@ -85,13 +85,13 @@ def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[P
     places = [place.with_name(place.name + suffix) for place in places]
     if twice := first_repeated(places):
         raise ValueError(f"--out: several of the files would be written to {twice}")
-    there = next((place for place in places if place.exists()), None)
-    if there:
-        raise ValueError(f"--out: {there} is there already")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        there = next((place for place in places if place.exists()), None)
+    except OSError as error:  # a name that is too long, too
         raise ValueError(f"--out: {error}") from None
+    if there:
+        raise ValueError(f"--out: {there} is there already")
     return places
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from asr.commands import add_decoding_options, check_outputs, guarded, load_recognizer
+from asr.commands import add_decoding_options, check_outputs, guarded, load_recognizer, say
 
 if TYPE_CHECKING:
     from lhotse import CutSet
@@ -30,6 +30,8 @@ AXES = {
     "length_bonus": "--length-bonuses",
 }
 MODELS = {"lm_weight": "--lm", "ilm_weight": "--lm", "ngram_weight": "--ngram"}  # without which an axis has no effect
+
+USELESS = {"greedy": tuple(AXES), "ctc": ("ctc_weight",)}  # axes that make no difference to a strategy
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,7 +63,11 @@ def main(argv: list[str] | None = None) -> None:
     there = {"--lm": recognizer.language_model, "--ngram": recognizer.ngram}
     for name, of in MODELS.items():
         if any(getattr(args, f"{name}s") or ()) and there[of] is None:
-            raise ValueError(f"{AXES[name]} weigh a model that is not there: {of}")
+            raise ValueError(f"{AXES[name]} needs another model: give one with {of}")
+    strategy = recognizer.options.strategy
+    for name in USELESS.get(strategy, ()):
+        if len(getattr(args, f"{name}s") or ()) > 1:
+            raise ValueError(f"{AXES[name]} have no effect on --strategy {strategy}")
     cuts = open_corpus(args.corpus)
     axes = {name: getattr(args, f"{name}s") or [getattr(recognizer.options, name)] for name in AXES}
     options = best_options(recognizer, cuts, axes)
@@ -70,11 +76,12 @@ def main(argv: list[str] | None = None) -> None:
     if args.write:
         save_tuning(args.model, options, found and found.calibration, args.lm, recognizer.int8)
     if found:
-        print(f"expected calibration error of the words' confidences: {found.before:.3f}, calibrated {found.after:.3f}")
+        said = f"expected calibration error of the words' confidences: {found.before:.3f}, calibrated {found.after:.3f}"
     else:
-        print("no word was heard on which to calibrate the confidences")
+        said = "no word was heard on which to calibrate the confidences"
+    say(f"{said}\n")
     if args.write:
-        print(f"written to {args.model}")
+        say(f"written to {args.model}\n")
 
 
 def best_options(recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[float]]) -> DecodeOptions:
@@ -91,14 +98,14 @@ def best_options(recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[floa
     combined = dict.fromkeys(each if each.lm_weight else replace(each, ilm_weight=0.0) for each in combined)
     for options in combined:
         check_options(recognizer.model.transformer, options, recognizer.language_model)
-    print(f"| {' | '.join(axes)} | WER % | seconds |\n|{' --- |' * (len(axes) + 2)}")
+    say(f"| {' | '.join(axes)} | WER % | seconds |\n|{' --- |' * (len(axes) + 2)}\n")
     for options in combined:
         recognizer.options = options
         scored = transcribe_cuts(recognizer, cuts)
         wer = word_errors(scored.references, scored.hypotheses).rate
         found.append((wer, len(found), options))
         values = " | ".join(f"{getattr(options, name):g}" for name in axes)
-        print(f"| {values} | {wer:.2f} | {scored.seconds:.1f} |", flush=True)
+        say(f"| {values} | {wer:.2f} | {scored.seconds:.1f} |\n")
     return min(found)[2]
 
 

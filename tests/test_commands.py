@@ -23,6 +23,9 @@ from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
 from asr.commands import load_recognizer, progress_bar
 from asr.corpus import open_corpus
+from asr.decode import DecodeOptions
+from asr.decode.tuning import save_tuning
+from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.resources import resource
@@ -213,6 +216,32 @@ def test_a_transcript_that_cannot_be_written_is_one_line(files, monkeypatch):
     )
 
 
+def test_a_folder_that_may_not_be_entered_and_names_that_are_too_long_are_found_before_any_work(files, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    long = files / f"{'x' * 251}.wav"
+    shutil.copy(files / "a.wav", long)
+    command = ["asr.transcribe", "--model", files / "model", "--json", "--out", files / "out", files / "a.wav"]
+    done = call(*command, long)
+    assert done.returncode == 2 and b"File name too long" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not any((files / "out").iterdir())
+    monkeypatch.setattr(Path, "exists", refused)
+    done = call(*command)
+    assert done.returncode == 2 and done.stderr == b"asr.transcribe: --out: [Errno 13] Permission denied\n"
+
+
+def test_another_model_that_was_tuned_to_have_no_weight_is_not_left_out_silently(files, tiny_model):
+    save_tuning(files / "model", DecodeOptions(lm_weight=0.0))
+    TextModel(LanguageModel(tiny_model.transformer.config), tiny_model.tokenizer).save(files / "lm")
+    command = ["asr.evaluate", files, "--model", files / "model", "--lm", files / "lm"]
+    done = call(*command)
+    assert done.returncode == 2
+    assert b"--lm: lm-weight is 0 as it was tuned, and would leave it out: --lm-weight says otherwise" in done.stderr
+    assert call(*command, "--lm-weight", "0.2").returncode == 0
+    assert call("asr.tune", *command[1:], "--lm-weights", "0.1", "0.2").returncode == 0
+
+
 def test_bad_files_get_one_line_each_and_the_others_their_text(files):
     (files / "empty.wav").write_bytes(b"")
     (files / "text.wav").write_text("no sound")
@@ -247,9 +276,9 @@ def test_names_that_cannot_be_are_one_line_each(files):
         (["--strategy", "viterbi"], "strategy"),
         (["--device", "abacus"], "--device abacus"),
         (["--batch-seconds", "0"], "batch_seconds"),
-        (["--attention-window", "0"], "--attention-window 0"),
+        (["--attention-window", "0"], "--attention-window must be at least 1"),
         (["--strategy", "greedy", "--nbest", "3"], "strategy greedy finds one hypothesis"),
-        (["--strategy", "greedy", "--lm-weight", "0.3"], "--strategy greedy asks no other model"),
+        (["--strategy", "greedy", "--lm-weight", "0.3"], "--strategy greedy uses no other model"),
         (["--lm-weight", "0.3"], "--lm-weight 0.3: there is no language model (--lm)"),
         (["--ilm-weight", "0.3"], "--ilm-weight 0.3: there is no language model (--lm)"),
         (["--ngram-weight", "0.3"], "--ngram-weight 0.3: there is no n-gram model (--ngram)"),
@@ -389,9 +418,21 @@ def test_a_terminal_without_a_character_shows_its_number(files, monkeypatch):
     assert names == [os.fsencode(files) + rb"/\u4e16.wav", os.fsencode(files / "b.wav")]
 
 
-def test_a_full_disk_under_standard_output_is_one_line(files):
-    command = [sys.executable, "-m", "asr.transcribe", "--model", files / "model", files / "a.wav"]
+@pytest.mark.parametrize(
+    "command",
+    [
+        "asr.transcribe a.wav --model model",
+        "asr.evaluate . --model model",
+        "asr.align . --model model --out x.jsonl.gz",
+        "asr.inspect a.wav --model model --out x.html",
+        "asr.tune . --model model",
+        "asr.corpus prepare . --out x.jsonl.gz",
+    ],
+)
+def test_a_full_disk_under_standard_output_is_one_line(files, programs, command):
+    words = [programs / "python", "-m", *command.split()]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=ROOT, timeout=60)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, cwd=files, timeout=60)
     assert done.returncode == 1
-    assert done.stderr == b"asr: standard output: No space left on device\n"
+    assert done.stderr.splitlines()[-1] == b"asr: standard output: No space left on device"
+    assert b"Traceback" not in done.stderr

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from asr.decode import Segment, Transcript, Word
-from asr.formats import CUE_LETTERS, CUE_PAUSE, CUE_SECONDS, LINGER, Cue, cues, write
+from asr.formats import CUE_LETTERS, CUE_PAUSE, CUE_SECONDS, LINGER, Cue, ctm_line, cues, write
 
 
 def said(text: str, start: float = 0.0, pace: float = 0.5, end: float | None = None) -> Segment:
@@ -39,6 +39,10 @@ def test_ctms_columns_stay_apart_and_no_word_is_lost():
     words = [Word(word, 0.5) for word in ("one", "two")]
     untimed = Transcript("my talk.wav", "one two", 4.0, [Segment(1.0, 3.0, "one two", -1.0, [], words)])
     assert write(untimed, "ctm") == "my_talk 1 1.00 1.00 one 0.5000\nmy_talk 1 2.00 1.00 two 0.5000\n"
+
+
+def test_a_recording_without_a_name_has_its_column_in_ctm():
+    assert ctm_line("  ", 0.0, 0.5, "a").split() == ["_", "1", "0.00", "0.50", "a"]
 
 
 def test_vtt_is_escaped():

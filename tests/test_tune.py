@@ -59,10 +59,19 @@ def test_what_the_model_has_not_or_cannot_be_written_is_said_before_any_work(fil
 def test_weights_of_a_model_that_is_not_there_are_not_tuned(files, flag, missing):
     done = call("asr.tune", files, "--model", files / "model", flag, 0.2, 0.4)
     assert done.returncode == 2
-    assert f"{flag} weigh a model that is not there: {missing}" in done.stderr.decode()
+    assert f"{flag} needs another model: give one with {missing}" in done.stderr.decode()
 
 
 def test_tuning_does_not_change_the_model_that_ships(files):
     done = call("asr.tune", files, "--write")
     assert done.returncode == 2
     assert b"--write needs --model" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("strategy", "flag"), [("greedy", "--lm-weights"), ("greedy", "--length-bonuses"), ("ctc", "--ctc-weights")]
+)
+def test_what_makes_no_difference_to_a_strategy_is_not_tuned(files, strategy, flag):
+    done = call("asr.tune", files, "--strategy", strategy, flag, 0.1, 0.2)
+    assert done.returncode == 2
+    assert f"{flag} have no effect on --strategy {strategy}" in done.stderr.decode()

@@ -119,20 +119,33 @@ def read_duration(source: Source, name: str | None = None) -> float:
 
 def read_matrix(path: str | os.PathLike) -> np.ndarray:
     """A precomputed feature matrix `(T, d)`, float32, from `.npy` or `.pt`. Raises AudioError; never unpickles."""
+    if Path(path).suffix.lower() not in MATRIX_SUFFIXES:
+        raise AudioError(f"{path}: not a feature matrix (.npy or .pt)")
     try:
         if Path(path).suffix.lower() == ".pt":
             import torch
 
             matrix = torch.load(path, map_location="cpu", weights_only=True).float().numpy()
         else:
-            matrix = np.load(path, allow_pickle=False).astype(np.float32)
+            matrix = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise AudioError(f"{path}: no such file") from None
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise AudioError(f"{path}: not a feature matrix ({reason})") from None
-    if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
-        raise AudioError(f"{path}: a feature matrix is (T, d), not empty and finite, this one is {matrix.shape}")
+    if not matrix.size:
+        raise AudioError(f"{path}: the feature matrix is empty")
+    return as_matrix(matrix, printable(path))
+
+
+def as_matrix(matrix: np.ndarray, name: str) -> np.ndarray:
+    """An array as a feature matrix `(T, d)`, float32. Raises AudioError, which calls it `name`, for what is none."""
+    if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+        raise AudioError(f"{name}: a feature matrix is (T, d), of numbers, and not {matrix.shape}, {matrix.dtype}")
+    with np.errstate(over="ignore"):
+        matrix = matrix.astype(np.float32)
+    if not np.isfinite(matrix).all():
+        raise AudioError(f"{name}: a feature matrix is finite, and this one is not")
     return matrix
 
 

@@ -23,7 +23,7 @@ from lhotse import CutSet, MonoCut
 from lhotse.utils import fastcopy
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
-from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs
+from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs, say
 from asr.corpus import splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
@@ -33,7 +33,7 @@ from asr.corpus.utterances import Utterance, input_kind, iterate, make_cuts, wri
 
 def download(args: argparse.Namespace) -> None:
     for part in args.part:
-        print(download_librispeech(part, args.out, args.url))
+        say(f"{download_librispeech(part, args.out, args.url)}\n")
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -91,12 +91,16 @@ def _wav(name: str, folder: Path) -> Path:
 
 
 def sample(args: argparse.Namespace) -> None:
+    if args.utterances < 1:
+        raise ValueError(f"--utterances must be at least 1, not {args.utterances}")
     cuts = list(open_corpus(args.corpus))
     chosen = CutSet.from_cuts(random.Random(args.seed).sample(cuts, min(args.utterances, len(cuts))))
     _write(chosen, args.out)
 
 
 def split(args: argparse.Namespace) -> None:
+    if args.speakers < 1:
+        raise ValueError(f"--speakers must be at least 1, not {args.speakers}")
     cuts = open_corpus(args.corpus)
     speakers = sorted({cut.supervisions[0].speaker or "" for cut in cuts})
     if len(speakers) <= args.speakers:
@@ -111,7 +115,9 @@ def split(args: argparse.Namespace) -> None:
 
 def splice(args: argparse.Namespace) -> None:
     if not 0 < args.share <= 1 or args.copies < 1:
-        raise ValueError(f"--share {args.share} lies above 0 and up to 1, --copies {args.copies} counts from 1")
+        raise ValueError(
+            f"--share must be above 0 and at most 1, --copies at least 1, not {args.share} and {args.copies}"
+        )
     if args.wav.exists():
         raise ValueError(f"--wav {args.wav} is there already, and the sound in it may be another corpus'")
     check_outputs(args.out)
@@ -127,7 +133,7 @@ def splice(args: argparse.Namespace) -> None:
 
 def shard(args: argparse.Namespace) -> None:
     if args.size < 1:
-        raise ValueError(f"--size counts utterances from 1, and is {args.size}")
+        raise ValueError(f"--size must be at least 1, not {args.size}")
     _say(write_shards(open_corpus(args.corpus, transcribed=not args.untranscribed), args.out, args.size), args.out)
 
 
@@ -137,7 +143,7 @@ def _write(cuts: CutSet, path: Path) -> None:
 
 
 def _say(cuts: CutSet, path: Path) -> None:
-    print(f"{path}: {len(cuts)} utterances, {sum(cut.duration for cut in cuts) / 3600:.2f} h")
+    say(f"{path}: {len(cuts)} utterances, {sum(cut.duration for cut in cuts) / 3600:.2f} h\n")
 
 
 @guarded("asr.corpus")

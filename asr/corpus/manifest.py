@@ -60,7 +60,7 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
         for key in ("duration", "offset"):
             value = entry.get(key) or 0.0
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ValueError(f"{path}, line {number}: {key} is no number from 0 on")
+                raise ValueError(f"{path}, line {number}: {key} must be a number, 0 or more")
         needed = ["source" if _is_text(entry) else "audio_filepath", *(["text"] if transcribed else [])]
         missing = [key for key in needed if not isinstance(entry.get(key), str)]
         if missing:

@@ -29,8 +29,8 @@ from asr.model.transformer import Transformer
 
 # steps between two looks at who is done, and between two at what no hypothesis goes back to; on a GPU each is a sync
 LOOKS = {"cpu": (2, 4), "cuda": (8, 8)}
-CATCHING_UP = 6  # tokens whose bonus may bring a hypothesis back: more of them would cost more than they bring
-LEAVING = 5  # those who are done leave when they are so many-th of the batch: moving the others takes as long as a step
+CATCHING_UP = 6  # tokens whose bonus may bring a hypothesis back: waiting for more costs more than it gains
+LEAVING = 5  # finished utterances leave once they are a fifth of the batch: moving the others takes as long as a step
 
 
 @dataclass(frozen=True)
@@ -247,9 +247,9 @@ class BeamSearch:
         self.ended = Ended(select_rows(tokens, index), select_rows(scores, index), lens.gather(1, index), best)
 
     def _done(self, step: int) -> Tensor:
-        """Which utterances `(B,)` do not change their n-best any more: log-probabilities only fall. (Less the internal
-        language model's they may rise, and a bonus may go on for long; no transcript of 225, and none of 150, changed
-        for these, docs/decoding.md.)"""
+        """Which utterances `(B,)` do not change their n-best any more: log-probabilities only fall. (With the internal
+        language model's subtracted they may rise, and bonuses add up; neither changed any of 225 and of 150
+        transcripts, docs/decoding.md.)"""
         best = self.running.scores[:, 0, -1]
         to_come = (self.limit - step).clamp(0, CATCHING_UP) * max(self.options.length_bonus, 0.0)
         return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= NEVER)

@@ -43,7 +43,7 @@ class DecodeOptions:
             raise ValueError("strategy rescore takes its n-best from CTC: ctc_weight must be above 0")
         for name in ("lm_weight", "ilm_weight", "ngram_weight"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must not be negative, and finite, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be finite and not negative, not {getattr(self, name)}")
         if not math.isfinite(self.length_bonus):
             raise ValueError(f"length_bonus must be finite, not {self.length_bonus}")
         if self.max_repeats < 2:

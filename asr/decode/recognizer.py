@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from asr.audio.reading import LOUDEST, SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printable, read_matrix, stream_audio
+from asr.audio.reading import (
+    LOUDEST,
+    SAMPLE_RATE,
+    STEPS_PER_SECOND,
+    AudioError,
+    as_matrix,
+    printable,
+    read_matrix,
+    stream_audio,
+)
 from asr.decode.alignment import TimedWord, ctc_alignments, timed_words
 from asr.decode.confidence import Calibration, word_confidences
 from asr.decode.ctc import hears_something
@@ -59,7 +68,7 @@ class Segment:
     start: float  # seconds
     end: float  # seconds
     text: str
-    score: float  # log-probability of the best hypothesis
+    score: float  # of the best hypothesis, as the search weighs it: no probability where a bonus or a bigram takes part
     nbest: list[tuple[str, float]] = field(default_factory=list)  # texts and scores, best first
     words: list[Word] = field(default_factory=list)  # of the best hypothesis
 
@@ -226,13 +235,15 @@ class Recognizer:
             if not isinstance(recording, str):
                 raise AudioError(f"{_name(recording)}: this model reads text, not sound or matrices")
             ids = self.model.tokenizer.encode(self.model.normalize(recording))
+            job.duration = len(ids) / self.rate
             if ids:
                 yield Piece(0.0, np.array(ids, np.int64))
             return
         if self.takes == "matrix":
-            matrix = recording.astype(np.float32) if isinstance(recording, np.ndarray) else read_matrix(recording)
+            is_array = isinstance(recording, np.ndarray)
+            matrix = as_matrix(recording, _name(recording)) if is_array else read_matrix(recording)
             width = self.model.front_end.config.dim
-            if matrix.ndim != 2 or matrix.shape[1] != width:
+            if matrix.shape[1] != width:
                 raise AudioError(f"{_name(recording)}: this model reads matrices (T, {width}), not {matrix.shape}")
             job.duration = len(matrix) / self.rate
             if len(matrix):
@@ -241,10 +252,11 @@ class Recognizer:
         if isinstance(recording, np.ndarray):
             if recording.ndim != 1:
                 raise AudioError(f"{_name(recording)}: this model hears samples (N,), not {recording.shape}")
-            is_float = np.issubdtype(recording.dtype, np.floating)
-            if not is_float or not (np.abs(recording) <= LOUDEST).all():  # nor is one that is no number
+            with np.errstate(over="ignore"):
+                samples = recording.astype(np.float32) if recording.dtype.kind == "f" else None
+            if samples is None or not (np.abs(samples) <= LOUDEST).all():  # nor is one that is no number
                 raise AudioError(f"{_name(recording)}: samples are finite floats in [-1, 1], not {recording.dtype}")
-            blocks = iter([recording.astype(np.float32)])
+            blocks = iter([samples])
         else:
             blocks = stream_audio(recording)
         yield from cut_at_pauses(self._timed(blocks, job), self.piece_seconds)

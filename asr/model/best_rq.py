@@ -2,8 +2,8 @@
 quantizer for speech recognition").
 
 Stretches of the features are replaced by noise, and the encoder predicts what was there: not the features, but the
-codes that a quantiser gives them which was drawn at random and never learns. Several codebooks ask so many questions
-(Zhang et al. 2023, Google USM).
+codes that a quantiser gives them, which is drawn at random and never trained. Each of several codebooks asks a question
+of its own (Zhang et al. 2023, Google USM).
 
 Two things differ from the paper, measured on an hour of speech (docs/pretraining.md): the quantiser gets the mean of an
 encoder frame's features and not all of them side by side, of which hardly any two are alike; and the codes of frames

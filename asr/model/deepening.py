@@ -29,8 +29,8 @@ def deepen(model: Transformer, more: int) -> None:
 
 @torch.no_grad()
 def _copy_without_effect(layer: nn.Module) -> nn.Module:
-    """A layer that gives, above `layer`, what `layer` gave: `layer` hands its last norm's scale and shift up, without
-    which what comes is normalised already, and a norm changes nothing."""
+    """A layer that passes on what `layer` gives. The scale and shift of `layer`'s last norm move to the copy's: what
+    `layer` gives is then normalised already, and the copy's other norms leave it unchanged."""
     copy = deepcopy(layer)
     for linear in last_linears(copy):
         nn.init.zeros_(linear.weight)

@@ -38,9 +38,9 @@ def _empty(mask: Tensor | None) -> Tensor | None:
 
 
 def leave_out_cudnn() -> None:
-    """Of the fused kernels of CUDA: cuDNN's, which torch prefers on a Hopper, makes a plan for every shape and keeps
-    it, and a search has another shape at each step (tens of milliseconds and some memory, each time); its dropout is
-    by sixteenths in some versions."""
+    """Turns off cuDNN's fused attention, which torch prefers on a Hopper: it makes and keeps a plan for every shape,
+    and a search has another shape at each step (tens of milliseconds and some memory, each time); in some versions its
+    dropout rate is rounded to sixteenths."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 

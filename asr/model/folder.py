@@ -70,7 +70,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file at once, for all whom the umask lets read it: `save_file` lets its owner alone."""
+    """Writes a safetensors file in one step, readable as the umask says (`save_file` lets its owner alone read it)."""
     unfinished = path.with_name(f".{path.name}")
     unfinished.unlink(missing_ok=True)
     unfinished.touch()

@@ -30,7 +30,7 @@ class EpochTimer(L.Callback):
         self.started, self.first = time.monotonic(), 0
 
     def took_and_left(self, trainer: L.Trainer) -> tuple[float, float]:
-        """Seconds that the whole of the epoch takes that is about to end, and minutes that the epochs to come take."""
+        """Seconds that the epoch which now ends took in all, and minutes that the remaining epochs will take."""
         batches = trainer.fit_loop.epoch_loop.batch_progress.current.completed
         took = (time.monotonic() - self.started) * max(1, batches) / max(1, batches - self.first)
         return took, took * (trainer.max_epochs - trainer.current_epoch - 1) / 60
@@ -86,8 +86,8 @@ class EpochLine(EpochTimer):
 
 
 class Patience(EarlyStopping):
-    """Ends a training whose dev WER no longer falls; when it is resumed it has ended, unless with more patience or
-    another dev set."""
+    """Ends a training whose dev WER no longer falls; resuming it ends at once, unless `patience` was
+    raised or the dev set changed."""
 
     def __init__(self, validations: int, data: ResumableData):
         super().__init__("dev/wer", patience=validations)

@@ -91,24 +91,24 @@ class LossConfig:
     ctc_weight: float = 0.4
     intermediate_ctc: int = 3  # encoder layers below the last, evenly spaced, that predict by CTC too
     intermediate_weight: float = 0.5  # their share of the CTC loss
-    # each batch twice, under SpecAugments of their own: so many times what CTC says of one differs from what it says of
-    # the other is added to CTC's loss; 0: once. 0.2 in the literature, with half the epochs
+    # each batch is seen twice, under different SpecAugment masks: this weight times the divergence between what CTC
+    # says of both joins CTC's loss; 0: seen once. 0.2 in the literature, with half the epochs
     consistency: float = 0.0
-    # minimum word error rate training: so many times the word errors expected of the `nbest` best hypotheses are added;
-    # 0: none. For the last updates of a trained model, each of which then has a beam search in it
+    # minimum word error rate training: this weight times the word errors expected of the `nbest` best hypotheses is
+    # added; 0: none. For the last updates of a trained model, each of which then has a beam search in it
     mwer: float = 0.0
     nbest: int = 4
     label_smoothing: float = 0.1
 
     def __post_init__(self):
         if not 0 <= self.ctc_weight <= 1 or not 0 <= self.label_smoothing < 1:
-            raise ValueError("loss.ctc_weight lies in [0, 1], loss.label_smoothing in [0, 1)")
+            raise ValueError("loss.ctc_weight must lie in [0, 1], loss.label_smoothing in [0, 1)")
         if self.consistency < 0 or (self.consistency and not self.ctc_weight):
             raise ValueError("loss.consistency must not be negative, and is of CTC: loss.ctc_weight must be positive")
         if self.mwer < 0 or self.nbest < 2:
             raise ValueError("loss.mwer must not be negative, loss.nbest at least 2")
         if self.intermediate_ctc < 0 or not 0 <= self.intermediate_weight < 1:
-            raise ValueError("loss.intermediate_ctc must not be negative, loss.intermediate_weight lies in [0, 1)")
+            raise ValueError("loss.intermediate_ctc must not be negative, loss.intermediate_weight must lie in [0, 1)")
 
 
 @dataclass
@@ -153,10 +153,12 @@ class RunConfig:
     def __post_init__(self):
         if self.epochs < 1 or self.nodes < 1:
             raise ValueError("epochs and nodes must be at least 1")
+        if not self.out:
+            raise ValueError("out names a folder")
         if self.save_minutes < 0 or self.devices < 0:
             raise ValueError("save_minutes and devices must not be negative")
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed lies in [0, 2^32), not {self.seed}")
+            raise ValueError(f"seed must lie in [0, 2^32), not {self.seed}")
         _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("export", self.export, tuple(DTYPES))
 
@@ -219,9 +221,9 @@ class TrainConfig(SoundRunConfig):
         if self.loss.mwer and self.strategy == "fsdp":
             raise ValueError("loss.mwer decodes with all weights, of which strategy=fsdp leaves each process a share")
         if not 0 <= self.ema < 1:
-            raise ValueError(f"ema: {self.ema} does not lie in [0, 1)")
+            raise ValueError(f"ema must lie in [0, 1), not {self.ema}")
         if not 0 <= self.origin_share <= 1:
-            raise ValueError(f"origin_share: {self.origin_share} does not lie in [0, 1]")
+            raise ValueError(f"origin_share must lie in [0, 1], not {self.origin_share}")
         if min(self.freeze_layers, self.add_layers) < 0:
             raise ValueError("freeze_layers and add_layers must not be negative")
         if not self.init_from and (self.freeze_layers or self.add_layers or self.new_tokenizer):
@@ -260,7 +262,7 @@ class TextConfig:
         if not self.train:
             raise ValueError("data.train names at least one text")
         if not 0 <= self.joined < 1:
-            raise ValueError("data.joined lies in [0, 1)")
+            raise ValueError("data.joined must lie in [0, 1)")
         if self.held_out < 1 or self.max_tokens < 2 or self.batch_tokens < self.max_tokens:
             raise ValueError("data.held_out must be at least 1, data.max_tokens 2, data.batch_tokens data.max_tokens")
 
@@ -289,6 +291,6 @@ class LMTrainConfig(RunConfig):
     def __post_init__(self):
         super().__post_init__()
         if not 0 <= self.label_smoothing < 1:
-            raise ValueError("label_smoothing lies in [0, 1)")
+            raise ValueError("label_smoothing must lie in [0, 1)")
         if self.model.attention_window:
             raise ValueError("model.attention_left and model.attention_right are an encoder's")

@@ -222,8 +222,8 @@ def _cores() -> int:
 
 
 def _each_once(sampler: CutSampler, cuts: CutSet) -> CutSampler:
-    """Without what Lhotse repeats, under new names, where fewer utterances are left than there are processes; a process
-    that has none then gets an empty batch."""
+    """The sampler without the utterances that Lhotse duplicates, under new names, where fewer are left than there are
+    processes; a process that has none then gets an empty batch."""
     names = {cut.id for cut in cuts}
     return sampler.map(lambda batch: batch.filter(lambda cut: cut.id in names))
 

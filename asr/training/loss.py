@@ -41,9 +41,10 @@ def joint_loss(
     """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by `tokens`; the
     latter alone for a model without a CTC head.
 
-    None: the batch's own. Where several processes average their gradients, the mean over them makes each token count
-    alike. Where there are intermediate predictions, their mean loss is `intermediate_weight` of CTC's part. With
-    `consistency` the second half of the batch is the first, seen otherwise."""
+    `tokens` None: this batch's count. Processes that average their gradients pass the mean of their counts, so that
+    every token weighs the same. Where there are intermediate predictions, their mean loss is
+    `intermediate_weight` of CTC's part. With `consistency` the second half of
+    the batch is the first, seen otherwise."""
     tokens = output.lens.sum() if tokens is None else tokens
     none = torch.zeros((), device=tokens.device)
     attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens, eos), config.label_smoothing) / tokens

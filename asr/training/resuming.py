@@ -41,7 +41,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except (OSError, RuntimeError, pickle.UnpicklingError):
         if not path.is_file():
             raise
-        raise ValueError(f"{path} is no checkpoint, or a part of one: bring the whole file, or move it away") from None
+        raise ValueError(f"{path} is not a whole checkpoint: bring the complete file, or move it away") from None
 
 
 class Resumable(Sampler):
@@ -75,7 +75,7 @@ class ResumableData(L.LightningDataModule):
     seed: int
 
     def resumable(self, batches: Sampler, seed: int) -> Resumable:
-        """The training's batches, from the place on at which a checkpoint was made."""
+        """The training's batches, from where the checkpoint left off."""
         loop = self.trainer.fit_loop
         epoch = loop.epoch_progress.current.processed
         if self.done[0] == epoch and self.were != self._are():

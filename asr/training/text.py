@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from asr.corpus import open_corpus
 from asr.text.normalizer import Normalizer
-from asr.text.tokenizer import Tokenizer
+from asr.text.tokenizer import SPECIALS, UNK, Tokenizer
 from asr.training.config import TextConfig
 from asr.training.resuming import Resumable, ResumableData
 
@@ -43,6 +43,7 @@ class TextData(ResumableData):
         if longest is not None and longest < config.max_tokens:
             self.most, self.limit = longest, f"the {longest} tokens that model.max_positions has room for"
         self.encode = tokenizer.encode
+        self.writes_all = tokenizer.piece(UNK) != SPECIALS[UNK]
         texts, said, dev = (
             [text for line in lines if (text := normalize(line))]
             for lines in (lines_of(config.train), transcripts_of(config.transcripts), lines_of(config.dev))
@@ -107,14 +108,25 @@ class TextData(ResumableData):
 
     def _encoded(self, paths: Sequence[str], texts: Iterable[str]) -> list[np.ndarray]:
         """The token ids of the texts that come from `paths`."""
-        lines, total = [], 0
+        lines, strange, total = [], [], 0
         for text in texts:
             ids, total = self.encode(text), total + 1
+            if UNK in ids and not self.writes_all:
+                strange.append(text)
             if len(ids) <= self.most:
                 lines.append(np.array(ids, np.int32))
         if len(lines) < total:
             longer = f"{total - len(lines)} of {total} lines have more than {self.limit} and are left out"
             logger.warning("%s: %s", ", ".join(paths), longer)
+        if strange:
+            logger.warning(
+                "%s: %d of %d lines have characters that the tokenizer cannot write, as in %r: the language model "
+                "learns to write U+FFFD there",
+                ", ".join(paths),
+                len(strange),
+                total,
+                strange[0],
+            )
         return lines
 
 
@@ -133,8 +145,8 @@ class Lines(Dataset):
 
 class Batches(Sampler[list[int]]):
     """Indices of lines that make up to `batch_tokens` with their padding, shuffled anew each epoch; seed None: sorted
-    by length, always the same. Each of `world_size` processes has every so many-th batch, all equally many: shuffled,
-    the last few of an epoch are left out for that, sorted, there are empty ones."""
+    by length, always the same. Each of `world_size` processes has every `world_size`-th batch. All
+    have equally many: a shuffled epoch leaves out its last few for that, a sorted one is filled up with empty ones."""
 
     def __init__(
         self, lines: Sequence[np.ndarray], batch_tokens: int, seed: int | None, rank: int = 0, world_size: int = 1

@@ -77,8 +77,8 @@ def begin(config: RunConfig) -> Path | None:
 
 
 def _without_others(checkpoints: Path, resume: bool) -> None:
-    """No checkpoint that is there already shall be averaged: a training that died before its first `last.ckpt` begins
-    anew, and any other's are not ours to remove."""
+    """Keeps an earlier training's checkpoints from being averaged: where it died before its first `last.ckpt` and is
+    resumed, they are removed; any other's raise FileExistsError."""
     for best in best_checkpoints(checkpoints.parent):
         if not resume:
             raise FileExistsError(f"{best} is of a training that cannot go on: move it away, or take another out=")

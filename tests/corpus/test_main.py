@@ -129,7 +129,8 @@ def test_decoded_sound_keeps_what_is_known_of_it(tmp_path, tone, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("sample --utterances 0", "new.jsonl.gz: "),
+        ("sample --utterances 0", "--utterances must be at least 1, not 0"),
+        ("split --speakers -1 --rest rest.jsonl.gz", "--speakers must be at least 1, not -1"),
         ("split --speakers 1 --rest new.jsonl.gz", "new.jsonl.gz would be written twice"),
     ],
 )

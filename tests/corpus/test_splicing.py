@@ -157,9 +157,9 @@ def test_on_the_command_line(tmp_path, spoken, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--share", "0"], "--share 0.0"),
-        (["--share", "1.5"], "--share 1.5"),
-        (["--copies", "0"], "--copies 0"),
+        (["--share", "0"], "not 0.0 and 1"),
+        (["--share", "1.5"], "not 1.5 and 1"),
+        (["--copies", "0"], "not 0.5 and 0"),
         ([], "u0: the times of its words are not known"),
         (["--wav", "."], "--wav . is there already"),
     ],

@@ -206,3 +206,39 @@ def test_nothing_to_read_gives_the_empty_transcript(tiny_config):
     for config, kind, nothing in ((linear, "matrix", np.zeros((0, 12), np.float32)), (embedding, "text", " ")):
         model = SpeechModel(FeatureConfig(kind=kind, dim=12), Transformer(config), CharTokenizer(LETTERS))
         assert Recognizer(model).transcribe(nothing).text == ""
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [np.full((20, 12), np.nan), np.full((20, 12), 1e300), np.ones((20, 12), np.complex64), np.full((20, 12), "x")],
+    ids=["nan", "too large", "complex", "words"],
+)
+def test_an_array_that_is_no_matrix_of_numbers_does_not_stop_the_others(tiny_config, matrix):
+    config = replace(tiny_config, subsampler="linear", subsampling=1, input_dim=12)
+    recognizer = Recognizer(SpeechModel(FeatureConfig("matrix", 12), Transformer(config), CharTokenizer(LETTERS)))
+    wrong, right = recognizer.transcribe_all([matrix, np.ones((20, 12))])
+    assert wrong.error.startswith("<array>: a feature matrix is") and right.error is None
+
+
+def test_half_precision_is_heard_and_what_is_infinite_in_it_is_no_sound(recognizer, recwarn):
+    sound = noise(1).astype(np.float16)
+    assert recognizer.transcribe(sound).error is None
+    sound[5] = np.inf
+    with pytest.raises(AudioError, match="samples are finite floats"):
+        recognizer.transcribe(sound)
+    assert not [warning for warning in recwarn if "overflow" in str(warning.message)]
+
+
+def test_a_sound_is_no_matrix(tiny_config, tmp_path):
+    soundfile.write(tmp_path / "a.wav", noise(1), SAMPLE_RATE)
+    config = replace(tiny_config, subsampler="linear", subsampling=1, input_dim=12)
+    recognizer = Recognizer(SpeechModel(FeatureConfig("matrix", 12), Transformer(config), CharTokenizer(LETTERS)))
+    with pytest.raises(AudioError, match=r"a\.wav: not a feature matrix \(\.npy or \.pt\)"):
+        recognizer.transcribe(tmp_path / "a.wav")
+
+
+def test_a_text_lasts_as_long_as_its_segments(tiny_config):
+    config = replace(tiny_config, subsampler="embedding", subsampling=1, encoder="transformer")
+    model = SpeechModel(FeatureConfig(kind="text", dim=12), Transformer(config), CharTokenizer(LETTERS))
+    transcript = Recognizer(model).transcribe("abc")
+    assert transcript.duration == transcript.segments[-1].end > 0

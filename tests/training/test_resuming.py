@@ -280,7 +280,7 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_left_alone(tmp_path, share)
     torch.save({"config": {}, "state_dict": {"weight": torch.randn(1000)}}, path)
     part = path.read_bytes()[: int(share * path.stat().st_size)]
     path.write_bytes(part)
-    with pytest.raises(ValueError, match=r"last\.ckpt is no checkpoint, or a part of one"):
+    with pytest.raises(ValueError, match=r"last\.ckpt is not a whole checkpoint"):
         read_checkpoint(path)
     assert path.read_bytes() == part
 

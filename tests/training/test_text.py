@@ -6,7 +6,7 @@ import pytest
 import soundfile
 
 from asr.audio.reading import SAMPLE_RATE
-from asr.text.normalizer import english
+from asr.text.normalizer import english, get_normalizer
 from asr.text.tokenizer import CharTokenizer
 from asr.training.config import TextConfig
 from asr.training.text import Batches, Lines, TextData
@@ -123,6 +123,13 @@ def test_what_is_held_out_is_single_lines_and_stays_so_where_others_come(tmp_pat
         data = TextData(config, CharTokenizer(LETTERS), english, seed=1)
         held.append({tuple(line.tolist()) for line in data.dev_lines})
     assert held[0] == held[1] and len(held[1] & held[2]) >= 18
+
+
+def test_characters_that_the_tokenizer_cannot_write_are_told(tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("a\n" * 20 + "é\n" * 3)
+    config = TextConfig(train=[str(tmp_path / "a.txt")], dev=[str(tmp_path / "a.txt")])
+    TextData(config, CharTokenizer(LETTERS), get_normalizer("neutral"), seed=1)
+    assert "3 of 23 lines have characters that the tokenizer cannot write, as in 'é'" in caplog.text
 
 
 def test_a_text_of_one_line_cannot_be_held_out(tmp_path):
