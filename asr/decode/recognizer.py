@@ -33,6 +33,7 @@ from asr.decode.precision import with_precision
 from asr.decode.search import check_options
 from asr.decode.segments import LONGEST, Piece, cut_at_pauses
 from asr.decode.timestamps import stretches
+from asr.decode.transcript import Segment, Transcript, Word
 from asr.decode.tuning import load_tuning
 from asr.heap import keep_kernels, return_freed_blocks
 from asr.model.dot_product import leave_out_cudnn
@@ -48,40 +49,6 @@ SOON = 15.0  # seconds of sound that are read before the first are decoded; then
 KERNELS = 64  # kept on a CPU: hardly a batch has the shape of another
 ENCODED = 60.0  # seconds of sound that the encoder of a CPU gets at once: what a layer gives stays in the cache
 BATCHES_AHEAD = 5  # at most as many batches of pieces are read before they are sorted by length and decoded
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word and how sure the recogniser is of it, from 0 to 1."""
-
-    text: str
-    confidence: float
-    start: float | None = None  # seconds, where times were asked for and CTC gives them
-    end: float | None = None
-    token_scores: tuple[float, ...] = field(repr=False, default=())  # what its tokens added to the hypothesis' score
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A piece of a recording and what was heard in it."""
-
-    start: float  # seconds
-    end: float  # seconds
-    text: str
-    score: float  # of the best hypothesis, as the search weighs it: no probability where a bonus or a bigram takes part
-    nbest: list[tuple[str, float]] = field(default_factory=list)  # texts and scores, best first
-    words: list[Word] = field(default_factory=list)  # of the best hypothesis
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """What was heard in a recording; where it could not be read, `error` says why and the text is empty."""
-
-    name: str
-    text: str = ""
-    duration: float = 0.0  # seconds
-    segments: list[Segment] = field(default_factory=list)
-    error: str | None = None
 
 
 class Recognizer:

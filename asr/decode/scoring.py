@@ -15,7 +15,8 @@ import torch.distributed
 from lhotse import CutSet, MonoCut
 
 from asr.corpus import input_kind, iterate
-from asr.decode.recognizer import Recognizer, Transcript
+from asr.decode.recognizer import Recognizer
+from asr.decode.transcript import Transcript
 
 RESAMPLINGS = 1000
 WAITING = timedelta(days=7)  # of a process that is done for the others: utterances are dealt out by number, not length

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 from collections.abc import Callable
 from itertools import chain, pairwise
 
@@ -144,6 +145,7 @@ class SoundData(ResumableData):
             sampler=batches,
             batch_size=None,
             num_workers=workers,
+            worker_init_fn=_outlive_sigterm,
             # a worker forked anew each epoch would share the trainer's pages, each of which is then copied when written
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
@@ -214,6 +216,11 @@ class SpeechData(SoundData):
                 len(strange),
                 strange[0],
             )
+
+
+def _outlive_sigterm(_: int) -> None:
+    """Of a worker: where all processes of a job are told to end, the one that trains saves first, and ends its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _cores() -> int:

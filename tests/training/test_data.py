@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 from itertools import pairwise
 
 import numpy as np
@@ -160,3 +162,15 @@ def test_transcripts_that_the_tokenizer_cannot_write_are_counted(corpus, tmp_pat
     begun = (f"init_from={tmp_path / 'a' / 'model'}", f"data.train=[{manifest}]", "data.normalizer=neutral")
     train(options(corpus, tmp_path / "b", "epochs=1", "validate_every=1", *begun))
     assert "1 transcripts have characters that the tokenizer cannot write, as in 's\u00fc\u00df'" in caplog.text
+
+
+def test_workers_read_on_where_all_processes_are_told_to_end(corpus, tmp_path):
+    config = options(corpus, tmp_path, "data.workers=1", "data.batch_seconds=5", "data.max_seconds=5")
+    data = SpeechData(config.data, 1)
+    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    sampler = Resumable(data._train_sampler(world_size=1, rank=0))
+    loader = data._loader(sampler, [1.0], data.buckets)
+    batches = iter(loader)
+    first = next(batches)
+    os.kill(loader._iterator._workers[0].pid, signal.SIGTERM)
+    assert len(first.lens) + sum(len(batch.lens) for batch in batches) == len(data.train_cuts)

@@ -1,0 +1,39 @@
+"""What a recogniser hands out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word and how sure the recogniser is of it, from 0 to 1."""
+
+    text: str
+    confidence: float
+    start: float | None = None  # seconds, where times were asked for and CTC gives them
+    end: float | None = None
+    token_scores: tuple[float, ...] = field(repr=False, default=())  # what its tokens added to the hypothesis' score
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a recording and what was heard in it."""
+
+    start: float  # seconds
+    end: float  # seconds
+    text: str
+    score: float  # of the best hypothesis, as the search weighs it: no probability where a bonus or a bigram takes part
+    nbest: list[tuple[str, float]] = field(default_factory=list)  # texts and scores, best first
+    words: list[Word] = field(default_factory=list)  # of the best hypothesis
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was heard in a recording; where it could not be read, `error` says why and the text is empty."""
+
+    name: str
+    text: str = ""
+    duration: float = 0.0  # seconds
+    segments: list[Segment] = field(default_factory=list)
+    error: str | None = None
