@@ -50,15 +50,18 @@ class Utterance:
     source: str | None = None  # a text in the place of sound; `path` names its manifest
 
 
+NAMED = 10  # of what is left out; more of it is counted
+
+
 class Skipped:
     """Counts what is left out and why; says the first few by name, and the sum at the end."""
 
-    def __init__(self, what: str, named: int = 10):
-        self.what, self.named, self.count, self.total = what, named, 0, 0
+    def __init__(self, what: str):
+        self.what, self.count, self.total = what, 0, 0
 
     def add(self, name: str, reason: str) -> None:
         self.count += 1
-        if self.count <= self.named:
+        if self.count <= NAMED:
             logger.warning("%s: left out %s: %s", self.what, printable(name), printable(reason))
 
     def report(self) -> None:

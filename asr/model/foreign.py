@@ -49,8 +49,7 @@ FIELDS = {
     "ffn_dim": "encoder_ffn_dim",
     "max_positions": "max_target_positions",
 }
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, EOFError, RuntimeError)
-UNREADABLE += (SafetensorError,)
+UNREADABLE = (*(KeyError, TypeError, ValueError, AttributeError, IndexError, EOFError, RuntimeError, SafetensorError),)
 WINDOW = 30.0  # seconds that Whisper hears at once
 ENCODER_POSITIONS = {HUGGING_FACE: "model.encoder.embed_positions.weight", OPENAI: "encoder.positional_embedding"}
 
@@ -83,9 +82,9 @@ def import_model(source: str | Path, vocabulary: str | Path | None = None, wante
         raise ModelError(f"{source}: {error.filename or 'model.safetensors'} is missing") from None
     except pickle.UnpicklingError:  # torch's own words advise to load it unsafely
         raise ModelError(f"{source}: cannot be imported (not a checkpoint of weights alone)") from None
+    except ModelError:
+        raise
     except UNREADABLE as error:
-        if isinstance(error, ModelError):
-            raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelError(f"{source}: cannot be imported ({reason})") from None
 
@@ -155,7 +154,7 @@ def _built(
     tokenizer: Tokenizer,
     weights: dict[str, Tensor],
     column: int,
-    normalizer: str = "english",
+    normalizer: str,
 ) -> SpeechModel:
     """The model with their weights. Raises ValueError for one that is missing or of another shape."""
     with WithoutStartValues():

@@ -13,7 +13,8 @@ def warmup_updates(config: OptimizerConfig, updates: int) -> int:
 
 
 def rate(update: int, config: OptimizerConfig, updates: int) -> float:
-    """The learning rate at an update (from 0) of `updates`, as a part of `config.lr`."""
+    """The learning rate at an update (from 0) of `updates`, as a part of `config.lr`. `inverse_sqrt` is the paper's
+    curve, D^-0.5 · min(step^-0.5, step · warmup^-1.5), whose peak is (D · warmup)^-0.5 there."""
     step, warmup = update + 1, warmup_updates(config, updates)
     if step < warmup:
         return step / warmup
@@ -21,10 +22,3 @@ def rate(update: int, config: OptimizerConfig, updates: int) -> float:
         return math.sqrt(warmup / step)
     progress = min(1.0, (step - warmup) / max(1, updates - warmup))
     return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def noam(step: int, d_model: int, warmup: int) -> float:
-    """The paper's rate at `step` (from 1): D^-0.5 · min(step^-0.5, step · warmup^-1.5).
-
-    `inverse_sqrt` is this curve with its peak, (D · warmup)^-0.5, set by `lr` instead."""
-    return d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)

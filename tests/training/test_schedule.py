@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from asr.training.config import OptimizerConfig
-from asr.training.schedule import noam, rate, warmup_updates
+from asr.training.schedule import rate, warmup_updates
 
 
 def rates(updates: int = 1000, **changes) -> list[float]:
@@ -24,17 +24,16 @@ def test_cosine_ends_at_zero_and_stays_there():
     assert rate(5000, OptimizerConfig(), 1000) == pytest.approx(0.0, abs=1e-6)
 
 
+def noam(step: int, d_model: int, warmup: int) -> float:
+    """ "Attention Is All You Need", equation 3."""
+    return d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+
 def test_inverse_square_root_is_the_papers_curve():
     config = OptimizerConfig(schedule="inverse_sqrt", warmup=400)
     peak = noam(400, 512, 400)
     for step in (1, 100, 400, 401, 2000, 9000):
         assert rate(step - 1, config, 10_000) == pytest.approx(noam(step, 512, 400) / peak)
-
-
-def test_the_papers_formula():
-    assert noam(1, 512, 4000) == pytest.approx(512**-0.5 * 4000**-1.5)
-    assert noam(10_000, 512, 4000) == pytest.approx(512**-0.5 * 10_000**-0.5)
-    assert noam(4000, 512, 4000) == max(noam(step, 512, 4000) for step in range(1, 20_000))
 
 
 def test_warm_up_is_a_number_of_updates_or_a_part_of_all():
