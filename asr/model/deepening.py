@@ -1,5 +1,5 @@
-"""A trained encoder made deeper without changing what it computes: training goes on from where it was, with more layers
-(Net2Net, Chen, Goodfellow & Shlens 2016; progressive stacking, Gong et al. 2019)."""
+"""A trained encoder, or language model, made deeper without changing what it computes: training goes on from where it
+was, with more layers (Net2Net, Chen, Goodfellow & Shlens 2016; progressive stacking, Gong et al. 2019)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from asr.model.language_model import LanguageModel
 from asr.model.layers import ConformerEncoderLayer, Residual, last_linears
 from asr.model.transformer import Transformer
 
 
-def deepen(model: Transformer, more: int) -> None:
-    """Puts `more` layers between those of the encoder, evenly spaced, in place. Each is a copy of the layer below it
-    that adds nothing to the residual stream yet.
+def deepen(model: Transformer | LanguageModel, more: int) -> None:
+    """Puts `more` layers between those of the encoder, or of a language model, evenly spaced, in place. Each is a copy
+    of the layer below it that adds nothing to the residual stream yet.
 
     Raises ValueError for more than there are layers."""
-    layers, count = list(model.encoder.layers), model.config.encoder_layers
+    stack, depth = (model, "decoder_layers") if isinstance(model, LanguageModel) else (model.encoder, "encoder_layers")
+    layers, count = list(stack.layers), len(stack.layers)
     if not 0 <= more <= count:
         raise ValueError(f"there are {count} layers to put others between, each above one of them: {more} are too many")
     for place in sorted((round(i * count / more) for i in range(1, more + 1)), reverse=True):
         layers.insert(place, _copy_without_effect(layers[place - 1]))
-    model.encoder.layers = nn.ModuleList(layers)
-    model.config = model.encoder.config = replace(model.config, encoder_layers=len(layers))
+    stack.layers = nn.ModuleList(layers)
+    model.config = stack.config = replace(model.config, **{depth: len(layers)})
 
 
 @torch.no_grad()

@@ -101,15 +101,20 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
     return model
 
 
-def adapt_language_model(origin: TextModel, config: ModelConfig, tokenizer: Tokenizer) -> LanguageModel:
+def adapt_language_model(origin: TextModel, config: ModelConfig, tokenizer: Tokenizer, more: int = 0) -> LanguageModel:
     """The language model `origin` over the tokens of `tokenizer`, with the dropout of `config` and what it says of
-    `tokenizer`. Every token begins as what those of `origin` make of it (`asr.training.vocabulary`)."""
+    `tokenizer`, and `more` layers (`asr.model.deepening`). Every token begins as what those of `origin` make of it
+    (`asr.training.vocabulary`). Raises ValueError for more layers than it has."""
+    depth = origin.transformer.config.decoder_layers
+    if more > depth:
+        raise ValueError(f"add_layers={more}: the language model of init_from has {depth} layers")
     of_this_training = {name: getattr(config, name) for name in ("dropout", "vocab_size", *CONFIG_OF_THE_VOCABULARY)}
     model = LanguageModel(replace(origin.transformer.config, **of_this_training))
     weights, known = model.state_dict(), origin.transformer.state_dict()
     of_the_tokens = {name: rows for name, rows in weights.items() if name.startswith(OF_THE_TOKENS)}
     model.load_state_dict({name: known[name] for name in weights if name not in of_the_tokens}, strict=False)
     exchange_tokens(of_the_tokens, known, tokenizer, origin.tokenizer)
+    deepen(model, more)
     return model
 
 

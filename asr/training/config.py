@@ -282,6 +282,7 @@ class LMTrainConfig(RunConfig):
     # a language model's folder to go on from, with its shape; of `model` dropout alone counts. Where it has another
     # tokenizer, each token begins as the mean of those that wrote it there
     init_from: str = ""
+    add_layers: int = 0  # with init_from: layers put between those that are there; at first they change nothing
     model: ModelConfig = field(default_factory=_language_model)  # of it the decoder's depth; vocab_size follows
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=2e-3, warmup=300, clip=1.0))
     label_smoothing: float = 0.0
@@ -292,5 +293,7 @@ class LMTrainConfig(RunConfig):
         super().__post_init__()
         if not 0 <= self.label_smoothing < 1:
             raise ValueError("label_smoothing must lie in [0, 1)")
+        if self.add_layers < 0 or (self.add_layers and not self.init_from):
+            raise ValueError("add_layers must not be negative, and needs init_from")
         if self.model.attention_window:
             raise ValueError("model.attention_left and model.attention_right are an encoder's")

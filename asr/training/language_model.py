@@ -86,7 +86,8 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     special = {"prompt": written.prompt[-1:], "eos": written.eos, "ctc": written.ctc}
     shape = replace(config.model, vocab_size=len(recognizer.tokenizer), **special)
     if config.init_from:
-        model = adapt_language_model(TextModel.load(config.init_from), shape, recognizer.tokenizer)
+        origin = TextModel.load(config.init_from)
+        model = adapt_language_model(origin, shape, recognizer.tokenizer, config.add_layers)
     else:
         model = LanguageModel(shape)
     longest = model.config.longest_transcript

@@ -3,6 +3,7 @@ import torch
 
 from asr.model.config import ModelConfig
 from asr.model.deepening import deepen
+from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
 SMALL = {"vocab_size": 12, "input_dim": 20, "d_model": 16, "ffn_dim": 32, "num_heads": 2, "decoder_layers": 1}
@@ -33,6 +34,18 @@ def test_a_deeper_encoder_computes_what_it_did(inputs, encoder, norm_first, more
     assert len(model.encoder.layers) == model.config.encoder_layers == model.encoder.config.encoder_layers == 3 + more
     torch.testing.assert_close(after.memory, before.memory, atol=2e-4, rtol=1e-3)
     torch.testing.assert_close(after.log_probs, before.log_probs, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_deeper_language_model_computes_what_it_did(norm_first):
+    model = LanguageModel(ModelConfig(**SMALL | {"decoder_layers": 2}, norm_first=norm_first)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    Y = torch.randint(4, 12, (2, 7))
+    before = model(Y)
+    deepen(model, 1)
+    assert len(model.layers) == model.config.decoder_layers == 3
+    torch.testing.assert_close(model(Y), before, atol=2e-4, rtol=1e-3)
 
 
 def test_ctc_from_layers_between_goes_on_from_the_same_ones(inputs):

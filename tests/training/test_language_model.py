@@ -89,6 +89,21 @@ def test_it_goes_on_from_another(trained, tmp_path):
     assert (model.config.d_model, model.config.dropout) == (32, 0.5)
 
 
+def test_it_goes_on_deeper(trained, tmp_path):
+    config, folder, perplexity = trained
+    still, depth = replace(config.optimizer, lr=1e-9), TextModel.load(folder).transformer.config.decoder_layers
+    further = replace(
+        config, init_from=str(folder), out=str(tmp_path / "more"), epochs=1, optimizer=still, add_layers=1
+    )
+    more, same = train_language_model(further)
+    assert math.isclose(same, perplexity, rel_tol=1e-3)
+    assert len(TextModel.load(more).transformer.layers) == depth + 1
+    with pytest.raises(ValueError, match=f"add_layers=9: the language model of init_from has {depth} layers"):
+        train_language_model(replace(further, add_layers=9, out=str(tmp_path / "nine")))
+    with pytest.raises(ValueError, match="needs init_from"):
+        replace(config, add_layers=1)
+
+
 def test_with_other_tokens_it_begins_as_what_wrote_them(trained, tiny_config):
     _, folder, _ = trained
     origin = TextModel.load(folder)
