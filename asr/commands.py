@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -150,7 +151,7 @@ def guarded(command: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # torch's, of a GPU and of a CPU
         if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
             raise
-        fail(command, "out of memory: a lower --batch-seconds or --beam-size needs less", code=1)
+        fail(command, "out of memory: a lower --batch-seconds or --beam-size, where it has them, needs less", code=1)
 
 
 def say(text: str) -> None:
@@ -170,6 +171,9 @@ def say(text: str) -> None:
 
 
 def fail(command: str, message: object, code: int = 2) -> NoReturn:
-    """One line on standard error, and the exit code: 2 for a user's mistake."""
+    """One line on standard error, and the exit code: 2 for a user's mistake. With ASR_TRACEBACK in the environment also
+    where it came from."""
+    if os.environ.get("ASR_TRACEBACK"):
+        traceback.print_exc()
     print(f"{command}: {message}", file=sys.stderr)
     sys.exit(code)

@@ -64,7 +64,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _write(place: Path, text: str) -> None:
     try:
-        place.write_text(text, encoding="utf-8")
+        with place.open("x", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise ValueError(f"--out: {error}") from None
 

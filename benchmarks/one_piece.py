@@ -58,7 +58,7 @@ def main() -> None:
         whole = asr.load(piece_seconds=86400, **settings)
         row(f"{strategy}, one piece", whole, sound, said)
         for window in args.windows:
-            whole.model.transformer.encoder.set_window(window, window)
+            whole.model.transformer.set_window(window, window)
             row(f"{strategy}, one piece, {window} frames on each side", whole, sound, said)
 
 

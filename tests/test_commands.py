@@ -206,10 +206,13 @@ def test_a_name_that_is_not_utf_8_is_printed_all_the_same(files):
 
 
 def test_a_transcript_that_cannot_be_written_is_one_line(files, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(path, mode="r", *rest, **settings):
+        if mode == "x":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return opened(path, mode, *rest, **settings)
 
-    monkeypatch.setattr(Path, "write_text", full)
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", full)
     done = call("asr.transcribe", files / "a.wav", "--model", files / "model", "--out", files / "out")
     assert (
         done.returncode == 2 and done.stderr.decode() == "asr.transcribe: --out: [Errno 28] No space left on device\n"

@@ -33,7 +33,7 @@ class SoundConfig:
     codec: float = 0.0  # how often an utterance of the training has been through MP3 at 16 to 40 kbit/s: a probability
     batch_seconds: float = 120.0  # of sound on one device at once, padding included; less where many share an update
     global_batch_seconds: float = 120.0  # of sound in one update, over all devices
-    workers: int = -1  # processes that read sound; -1: one for each core but one, at most 8 for each that trains
+    workers: int = -1  # processes that read sound; -1: one for each core but one, 1 to 8; devices share the cores
 
     def __post_init__(self):
         if not self.train or not self.dev:
@@ -143,6 +143,8 @@ class RunConfig:
     # each row; they are computed with in another (`--precision`)
     export: str = "float32"
     precision: str = "auto"  # one of PRECISIONS; auto: bf16-mixed where the hardware has it
+    compile: bool = False  # the layers, by torch.compile: for long trainings on a GPU; a CPU is slower with it
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     devices: int = 0  # processes on this machine, one a GPU; 0: one for each GPU, or one where there is none
     nodes: int = 1  # machines
     save_minutes: float = 10.0  # between two saves within an epoch; at its end there is one in any case
@@ -168,10 +170,8 @@ class SoundRunConfig(RunConfig):
     """How a training on sound runs, on one device or many."""
 
     validate_every: int = 1  # epochs
-    compile: bool = False  # the layers, by torch.compile: for long trainings on a GPU; a CPU is slower with it
     strategy: str = "auto"  # how they work together: ddp, or fsdp (each keeps a share of the weights); auto: ddp
     wandb: str = ""  # project of Weights & Biases that gets the curves, too; none: TensorBoard alone
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self):
         super().__post_init__()

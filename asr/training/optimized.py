@@ -32,8 +32,7 @@ class Optimized(L.LightningModule):
     def __init__(self, config: RunConfig, updates: int):
         super().__init__()
         self.config, self.settings, self.seed = config, config.optimizer, config.seed
-        self.compiled = getattr(config, "compile", False)
-        self.updates = updates
+        self.compiled, self.updates = config.compile, updates
         # updates left out because of their gradients: all of them, and how many in a row just now
         self.register_buffer("skipped", torch.zeros(2), persistent=False)
         self.reported = 0

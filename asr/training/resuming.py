@@ -116,7 +116,8 @@ class ResumableData(L.LightningDataModule):
 
 class Latest(Checkpoint):
     """`last.ckpt`, the training as it stands: at the end of each epoch, within it every `minutes`, and where SIGTERM
-    ends it. The file is replaced at once: whenever the training is killed, one of them is whole."""
+    ends it (a validation is finished first). The file is replaced at once: whenever the training is killed, one of them
+    is whole."""
 
     def __init__(self, folder: Path, minutes: float):
         self.path = folder / "last.ckpt"
@@ -148,10 +149,6 @@ class Latest(Checkpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._save(trainer)
         if self._anyone(trainer, self.ending):
-            raise SIGTERMException
-
-    def on_validation_batch_start(self, trainer: L.Trainer, *_: object) -> None:
-        if self.ending and trainer.world_size == 1:  # several processes end together, after it
             raise SIGTERMException
 
     def _anyone(self, trainer: L.Trainer, own: bool) -> bool:

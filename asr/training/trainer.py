@@ -143,7 +143,10 @@ def _cluster(config: RunConfig) -> list[ClusterEnvironment]:
         return []
     tasks, processes = int(os.environ["SLURM_NTASKS"]), device_count(config)
     if tasks == processes:
-        return [SLURMEnvironment(auto_requeue=False)]
+        try:
+            return [SLURMEnvironment(auto_requeue=False)]
+        except RuntimeError as error:  # --ntasks where there should be --ntasks-per-node
+            raise ValueError(str(error)) from None
     if tasks == config.nodes == 1:
         return [LightningEnvironment()]
     raise ValueError(f"SLURM has started {tasks} tasks, and devices= and nodes= are {processes} processes")

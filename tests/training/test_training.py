@@ -356,6 +356,13 @@ def test_one_task_of_slurm_starts_the_processes_of_its_machine(corpus, tmp_path,
     assert isinstance(environment, LightningEnvironment)
 
 
+def test_tasks_that_lightning_does_not_know_by_machine_are_one_line(corpus, tmp_path, monkeypatch):
+    monkeypatch.setitem(SLURM, "SLURM_NTASKS_PER_NODE", "")
+    monkeypatch.delitem(SLURM, "SLURM_NTASKS_PER_NODE")
+    with pytest.raises(ValueError, match="--ntasks-per-node"):
+        cluster(monkeypatch, options(corpus, tmp_path, "devices=2"))
+
+
 @pytest.mark.parametrize(("settings", "tasks"), [(["devices=4"], "2"), (["devices=1", "nodes=2"], "1")])
 def test_other_tasks_than_processes_are_refused(corpus, tmp_path, monkeypatch, settings, tasks):
     with pytest.raises(ValueError, match=f"SLURM has started {tasks} tasks, and devices= and nodes= are"):
