@@ -73,13 +73,15 @@ def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> d
     Of several processes the first has the figures, the others None. Raises ValueError as `transcribe_cuts` does."""
     from asr.decode.scoring import (
         character_errors,
+        rank_and_world,
         sentence_error_rate,
         transcribe_together,
         wer_interval,
         word_errors,
     )
 
-    with progress_bar(sum(cut.duration for cut in cuts)) as advance:
+    rank, world = rank_and_world()  # the first shows how far it is with its share
+    with progress_bar(0.0 if rank else sum(cut.duration for cut in list(cuts)[::world])) as advance:
         done = transcribe_together(recognizer, cuts, advance)
     if done is None:
         return None

@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     if found:
         said = f"expected calibration error of the words' confidences: {found.before:.3f}, calibrated {found.after:.3f}"
     else:
-        said = "no word was heard on which to calibrate the confidences"
+        said = "too little was heard to calibrate the confidences on"
     say(f"{said}\n")
     if args.write:
         say(f"written to {args.model}\n")

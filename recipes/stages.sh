@@ -35,6 +35,7 @@ wrong() {
 }
 
 failed() {
+  [ "$BASH_SUBSHELL" = 0 ] || return 0 # the shell around says it
   trap - ERR
   local again="the same command${stage:+, without --stage,}"
   [ -z "$current" ] || echo "run.sh: stage $current failed; when its cause is mended, $again goes on with it" >&2
@@ -50,6 +51,11 @@ begin() {
   fi
   current=$1
   mkdir -p "$out/.done" "$out/.stale" "$out/.trained"
+  if [ -z "${locked:-}" ] && command -v flock > /dev/null; then # its commands hold the lock, too, should they outlive it
+    exec 9> "$out/.lock"
+    flock -n 9 || wrong "another run is at work in $out"
+    locked=yes
+  fi
   if [ -e "$out/.done/$1" ] || [ -e "$out/.stale/$1" ]; then
     if [ -e "$out/.trained/$1" ]; then
       while read -r folder; do # with what was chosen for the model that goes
@@ -101,7 +107,7 @@ splice() {
 
 # language_model TEXT OPTION...: of the tokens of the model in $out
 language_model() {
-  run asr.train_lm "$out/lm" "tokenizer=$(quoted "$out/model")" "data.train=$(joined "$1")" optimizer.kind=muon export=float16 "${@:2}"
+  run asr.train_lm "$out/lm" "tokenizer=$(quoted "$out/model")" "data.train=$(joined "$1")" optimizer.kind=muon "${@:2}"
 }
 
 # wer CUTS [OPTION...] of the model in $out, or another: "1.23 % (... substitutions, ...)"

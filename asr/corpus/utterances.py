@@ -219,7 +219,8 @@ def fetch(url: str, first: int | None = None, end: int | None = None) -> bytes:
             break
         except Exception as error:  # each kind of store has errors of its own
             if not left or isinstance(error, FileNotFoundError | ImportError):
-                raise AudioError(f"{url}: {error or type(error).__name__}") from None
+                reason = "no such file" if isinstance(error, FileNotFoundError) else error or type(error).__name__
+                raise AudioError(f"{url}: {reason}") from None
             time.sleep(PATIENCE)
     if end is not None and len(data) > end - first:
         raise AudioError(f"{url}: the server gives no parts of a file")

@@ -145,7 +145,7 @@ def transcribe_together(
 ) -> Transcribed | None:
     """`transcribe_cuts`, with the cuts dealt out to the processes that torchrun (or another launcher that sets
     WORLD_SIZE and RANK) started: all of it, in order, in process 0, None in the others. Alone it does all itself."""
-    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    rank, world = rank_and_world()
     if world == 1:
         return transcribe_cuts(recognizer, cuts, progress)
     _check_transcripts(recognizer, cuts)
@@ -163,6 +163,11 @@ def transcribe_together(
     rows = sorted((row for _, part in everything for row in part), key=itemgetter(0))
     columns = [[row[i] for row in rows] for i in range(1, 5)]  # four also where there is no row
     return _some(Transcribed(*columns, max(seconds for seconds, _ in everything)))
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Which of how many processes this is."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def _errors(process, references: Sequence[str], hypotheses: Sequence[str]) -> Errors:

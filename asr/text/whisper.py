@@ -18,6 +18,7 @@ LANGUAGES = (  # noqa: SIM905
 ).split()
 TASKS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
 ENGLISH_TOKENS = 50256  # of text: the models for English alone have GPT-2's vocabulary
+LANGUAGES_OF = {ENGLISH_TOKENS: (99,), ENGLISH_TOKENS + 1: (99, 100)}  # of the real vocabularies: English, multilingual
 TIMESTAMPS = 1501  # 0 to 30 s in steps of 0.02 s
 # signs that stand for sounds and speakers, not for speech
 SYMBOLS = [
@@ -58,7 +59,8 @@ class WhisperTokenizer(Tokenizer):
             lines = [line.split() for line in path.read_text().splitlines() if line]
             tokens = [base64.b64decode(token) for token, _ in sorted(lines, key=lambda line: int(line[1]))]
         languages = vocab_size - len(tokens) - 2 - len(TASKS) - TIMESTAMPS
-        if not 0 <= languages <= len(LANGUAGES):
+        known = LANGUAGES_OF.get(len(tokens), range(len(LANGUAGES) + 1))
+        if languages not in known:
             raise ValueError(f"{path}: {len(tokens)} tokens do not go with a model of {vocab_size}")
         return cls(tokens, languages)
 

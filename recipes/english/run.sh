@@ -82,7 +82,8 @@ fi
 if [ -n "$text" ] && begin 7 "language model"; then
   # people's transcripts count twice; those of the synthesisers are of the text
   people=("$cuts"/!(synthetic*).train.jsonl.gz)
-  language_model "$text" epochs=3 data.joined=0.25 "data.transcripts=$(joined "${people[@]}" "${people[@]}")"
+  language_model "$text" model.decoder_layers=3 epochs=3 export=int8 data.joined=0.25 \
+    "data.transcripts=$(joined "${people[@]}" "${people[@]}")"
   finish
 fi
 

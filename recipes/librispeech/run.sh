@@ -66,7 +66,7 @@ fi
 
 if [ -n "$text" ] && begin 6 "language model, and its weight"; then
   shipped=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../data/models/english/lm" && pwd) # it has read books already
-  language_model "$text" epochs=1 optimizer.lr=1.5e-3 "init_from=$(quoted "$shipped")"
+  language_model "$text" epochs=1 export=float16 optimizer.lr=1.5e-3 "init_from=$(quoted "$shipped")"
   python -m asr.corpus sample "$cuts/${dev[0]}.jsonl.gz" --utterances 200 --out "$cuts/some.jsonl.gz"
   # so wide a beam is for the language model, whose weight it doubles
   python -m asr.tune "$cuts/some.jsonl.gz" --model "$out/model" --lm "$out/lm/model" --beam-size 60 --ctc-weight 0.4 \

@@ -1,6 +1,8 @@
 """Which stages a recipe runs, and how it goes on: AN4's, with a stand-in for the commands that it calls."""
 
 import shutil
+import subprocess
+import time
 
 import pytest
 
@@ -95,3 +97,18 @@ def test_an_interrupted_training_on_new_data_goes_on(recipe, tmp_path):
     assert recipe() == (1, ["resume=false"])
     (tmp_path / "fail").unlink()
     assert recipe() == (0, ["resume=true"])
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not there")
+def test_another_run_at_work_in_the_folder_is_left_alone(recipe, tmp_path):
+    out = tmp_path / "exp" / "an4"
+    out.mkdir(parents=True)
+    holding = subprocess.Popen(["flock", "--no-fork", out / ".lock", "sleep", "60"])
+    try:
+        while subprocess.run(["flock", "-n", out / ".lock", "true"]).returncode == 0:
+            time.sleep(0.01)
+        assert recipe(said=f"another run is at work in {out.relative_to(tmp_path)}") == (2, [])
+    finally:
+        holding.kill()
+        holding.wait()
+    assert recipe()[0] == 0

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from asr.text.loading import load_tokenizer
-from asr.text.whisper import TASKS, TIMESTAMPS, WhisperTokenizer
+from asr.text.whisper import ENGLISH_TOKENS, TASKS, TIMESTAMPS, WhisperTokenizer
 
 pytest.importorskip("tiktoken")
 
@@ -79,3 +79,13 @@ def test_it_is_read_from_both_kinds_of_files_and_from_ours(tokenizer, tmp_path):
         assert WhisperTokenizer.from_file(tmp_path / file, len(tokenizer)) == tokenizer
         with pytest.raises(ValueError, match="do not go with"):
             WhisperTokenizer.from_file(tmp_path / file, 500)
+
+
+@pytest.mark.parametrize(("count", "vocab_size"), [(ENGLISH_TOKENS, 51865), (ENGLISH_TOKENS + 1, 51864)])
+def test_the_vocabulary_of_the_other_kind_of_model_is_refused(tmp_path, count, vocab_size):
+    lines = [f"{base64.b64encode(i.to_bytes(3, 'big')).decode()} {i}" for i in range(count)]
+    (tmp_path / "a.tiktoken").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match="do not go with a model of"):
+        WhisperTokenizer.from_file(tmp_path / "a.tiktoken", vocab_size)
+    right = 51864 if count == ENGLISH_TOKENS else 51865
+    assert len(WhisperTokenizer.from_file(tmp_path / "a.tiktoken", right)) == right
