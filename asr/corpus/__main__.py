@@ -175,7 +175,8 @@ def main() -> None:
     sub = command(shard, "write a corpus as shards (Lhotse Shar)", corpus, untranscribed)
     sub.add_argument("--out", type=Path, required=True, help="folder for the shards")
     sub.add_argument("--size", type=int, default=1000, help="utterances in each (default: 1000)")
-    sub = command(splice, "new utterances: words replaced by others of the same speaker", corpus, cuts, seed)
+    what = "new utterances of cuts with word times (asr.align): words replaced by others of the same speaker"
+    sub = command(splice, what, corpus, cuts, seed)
     sub.add_argument("--wav", type=Path, required=True, help="folder for the sound")
     sub.add_argument("--share", type=float, default=0.5, help="of the words that are replaced (default: 0.5)")
     sub.add_argument("--copies", type=int, default=1, help="of each utterance, each with words of its own (default: 1)")

@@ -86,8 +86,8 @@ class EpochLine(EpochTimer):
 
 
 class Patience(EarlyStopping):
-    """Ends a training whose dev WER no longer falls; resuming it ends at once, unless `patience` was
-    raised or the dev set changed."""
+    """Ends a training whose dev WER no longer falls; resuming it ends at once, unless `patience` was raised or the dev
+    set changed."""
 
     def __init__(self, validations: int, data: ResumableData):
         super().__init__("dev/wer", patience=validations)

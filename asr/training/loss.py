@@ -42,9 +42,8 @@ def joint_loss(
     latter alone for a model without a CTC head.
 
     `tokens` None: this batch's count. Processes that average their gradients pass the mean of their counts, so that
-    every token weighs the same. Where there are intermediate predictions, their mean loss is
-    `intermediate_weight` of CTC's part. With `consistency` the second half of
-    the batch is the first, seen otherwise."""
+    every token weighs the same. Where there are intermediate predictions, their mean loss is `intermediate_weight` of
+    CTC's part. With `consistency` the second half of the batch is the first, seen otherwise."""
     tokens = output.lens.sum() if tokens is None else tokens
     none = torch.zeros((), device=tokens.device)
     attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens, eos), config.label_smoothing) / tokens
