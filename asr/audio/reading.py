@@ -245,7 +245,7 @@ def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
                 raise AudioError(f"{name}, line {number}: not text in UTF-8") from None
 
 
-def _soundfile_blocks(sound, most: int, promised: int, name: str) -> Iterator[np.ndarray]:
+def _soundfile_blocks(sound: soundfile.SoundFile, most: int, promised: int, name: str) -> Iterator[np.ndarray]:
     """At most so many frames. Raises AudioError where the sound ends before `promised`."""
     place = sound.tell() if sound.seekable() else 0
     while most > 0:

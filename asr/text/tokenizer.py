@@ -34,6 +34,10 @@ class Tokenizer(ABC):
     def piece(self, token: int) -> str:
         """What this token writes, with U+2581 for a space; of a special symbol, its name."""
 
+    def lacks_some(self, ids: Sequence[int]) -> bool:
+        """Whether `ids`, encoded from a text, stand for a character that this tokenizer cannot write."""
+        return UNK in ids and self.piece(UNK) == SPECIALS[UNK]  # Whisper's writes all
+
     def words(self, ids: Sequence[int]) -> list[tuple[str, slice]]:
         """The words of `ids` and which of the ids write each; scripts without spaces have one word."""
         # a word begins at (or, where the space is a token, after) such a piece

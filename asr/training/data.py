@@ -23,7 +23,7 @@ from asr.corpus import Skipped, input_kind, open_corpus
 from asr.model.encoder import Encoder
 from asr.model.speech_model import SpeechModel
 from asr.text.normalizer import get_normalizer
-from asr.text.tokenizer import SPECIALS, UNK, Tokenizer
+from asr.text.tokenizer import Tokenizer
 from asr.training.batches import Bucket, BucketSampler, SpeechDataset, make_buckets
 from asr.training.config import DataConfig, SoundConfig
 from asr.training.resuming import Resumable, ResumableData
@@ -179,7 +179,6 @@ class SpeechData(SoundData):
         self.longest = model.transformer.config.longest_transcript
 
         front_end, encoder = model.front_end, model.transformer.encoder
-        has_unknown = self.tokenizer.piece(UNK) == SPECIALS[UNK]  # Whisper's writes all
 
         def unplaced(cut: MonoCut, speed: float = 1.0) -> str | None:
             if reason := _unplaced(cut, speed, front_end, encoder, self.tokenizer):
@@ -195,7 +194,7 @@ class SpeechData(SoundData):
 
         def unaligned(cut: MonoCut) -> str | None:
             labels = self.tokenizer.encode(cut.supervisions[0].text)
-            if UNK in labels and has_unknown:
+            if self.tokenizer.lacks_some(labels):
                 strange.append(cut.supervisions[0].text)
             needed = len(labels) + sum(a == b for a, b in pairwise(labels))
             frames = memory_length(cut, max(self.config.speeds), front_end, encoder, self.tokenizer)

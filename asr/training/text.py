@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from asr.corpus import open_corpus
 from asr.text.normalizer import Normalizer
-from asr.text.tokenizer import SPECIALS, UNK, Tokenizer
+from asr.text.tokenizer import Tokenizer
 from asr.training.config import TextConfig
 from asr.training.resuming import Resumable, ResumableData
 
@@ -42,8 +42,7 @@ class TextData(ResumableData):
         self.most, self.limit = config.max_tokens, f"data.max_tokens={config.max_tokens}"
         if longest is not None and longest < config.max_tokens:
             self.most, self.limit = longest, f"the {longest} tokens that model.max_positions has room for"
-        self.encode = tokenizer.encode
-        self.writes_all = tokenizer.piece(UNK) != SPECIALS[UNK]
+        self.encode, self.lacks_some = tokenizer.encode, tokenizer.lacks_some
         texts, said, dev = (
             [text for line in lines if (text := normalize(line))]
             for lines in (lines_of(config.train), transcripts_of(config.transcripts), lines_of(config.dev))
@@ -111,7 +110,7 @@ class TextData(ResumableData):
         lines, strange, total = [], [], 0
         for text in texts:
             ids, total = self.encode(text), total + 1
-            if UNK in ids and not self.writes_all:
+            if self.lacks_some(ids):
                 strange.append(text)
             if len(ids) <= self.most:
                 lines.append(np.array(ids, np.int32))
