@@ -1,7 +1,7 @@
 """What a lossy codec leaves of speech: MP3 at the rates of small files and old archives.
 
 It takes all above 5 to 7 kHz and fills what remains with noise of its own. A model that has never heard it makes
-a seventh more errors (docs/training.md)."""
+a seventh more errors (docs/notebook/training.md)."""
 
 from __future__ import annotations
 

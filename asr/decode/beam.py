@@ -249,7 +249,7 @@ class BeamSearch:
     def _done(self, step: int) -> Tensor:
         """Which utterances `(B,)` do not change their n-best any more: log-probabilities only fall. (With the internal
         language model's subtracted they may rise, and bonuses add up; neither changed any of 225 and of 150
-        transcripts, docs/decoding.md.)"""
+        transcripts, docs/notebook/decoding.md.)"""
         best = self.running.scores[:, 0, -1]
         to_come = (self.limit - step).clamp(0, CATCHING_UP) * max(self.options.length_bonus, 0.0)
         return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= NEVER)
