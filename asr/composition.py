@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asr.commands import fail
-from asr.decode.options import GONE
 from asr.model.config import PRESETS
 from asr.resources import resource
 from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
@@ -137,8 +136,6 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
         from asr.training.resuming import read_checkpoint  # heavy: what is not resumed does not wait for it here
 
         options = OmegaConf.create(read_checkpoint(last)["config"])
-    for name in GONE:
-        options.get("validation", {}).pop(name, None)
     try:
         resumed = OmegaConf.merge(_writable(schema), options)
     except OmegaConfBaseException as error:

@@ -71,14 +71,8 @@ def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> d
     """Transcribes the cuts and scores them; writes what was heard to `out` (JSONL). Rates are in percent.
 
     Of several processes the first has the figures, the others None. Raises ValueError as `transcribe_cuts` does."""
-    from asr.decode.scoring import (
-        character_errors,
-        rank_and_world,
-        sentence_error_rate,
-        transcribe_together,
-        wer_interval,
-        word_errors,
-    )
+    from asr.decode.corpora import rank_and_world, transcribe_together
+    from asr.decode.scoring import character_errors, sentence_error_rate, wer_interval, word_errors
 
     rank, world = rank_and_world()  # the first shows how far it is with its share
     with progress_bar(0.0 if rank else sum(cut.duration for cut in list(cuts)[::world])) as advance:

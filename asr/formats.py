@@ -25,11 +25,6 @@ class Cue(NamedTuple):
     text: str
 
 
-def write(transcript: Transcript, form: str) -> str:
-    """The transcript in one of `FORMATS`, with the end of its last line."""
-    return FORMATS[form](transcript)
-
-
 def cues(segments: list[Segment]) -> list[Cue]:
     """Subtitles of segments: cut at pauses and before they grow too long where words have times, else one a segment."""
     found = [cue for segment in segments if segment.text for cue in _cues(segment)]

@@ -42,13 +42,13 @@ def main(argv: list[str] | None = None) -> None:
     keep_inputs([args.source, *([args.vocabulary] if args.vocabulary else [])], Path(args.out))
     from asr.decode.options import IMPORTED
     from asr.decode.tuning import save_tuning
-    from asr.model.foreign import Wanted, export_model, import_model
+    from asr.model.foreign import WhisperTask, export_model, import_model
     from asr.model.speech_model import SpeechModel
 
     if args.export:
         export_model(SpeechModel.load(args.source), args.out)
         return
-    wanted = Wanted(args.language, args.task, args.timestamps, args.window)
+    wanted = WhisperTask(args.language, args.task, args.timestamps, args.window)
     model = import_model(args.source, args.vocabulary, wanted)
     model.save(args.out, args.dtype)
     save_tuning(args.out, IMPORTED)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from asr.commands import add_decoding_options, first_repeated, guarded, load_recognizer, progress_bar, say
-from asr.formats import FORMATS, ctm_name, write
+from asr.formats import FORMATS, ctm_name
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
                 print(f"asr.transcribe: {transcript.error}", file=sys.stderr)
                 if args.format != "json":
                     continue
-            text = write(transcript, args.format)
+            text = FORMATS[args.format](transcript)
             if place:
                 _write(place, text)
             else:

@@ -90,7 +90,8 @@ def best_options(recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[floa
 
     Without a language model nothing is subtracted: a `lm_weight` of 0 goes with an `ilm_weight` of 0 alone. Raises
     ValueError for what the model has not, before anything is decoded."""
-    from asr.decode.scoring import transcribe_cuts, word_errors
+    from asr.decode.corpora import transcribe_cuts
+    from asr.decode.scoring import word_errors
     from asr.decode.search import check_options
 
     start, found = replace(recognizer.options, nbest=1), []
@@ -122,7 +123,8 @@ def calibrate(recognizer: Recognizer, cuts: CutSet) -> Calibrated | None:
 
     Every other utterance is for fitting, the rest for the errors."""
     from asr.decode.confidence import Calibration, expected_calibration_error, word_confidences
-    from asr.decode.scoring import right_words, transcribe_cuts
+    from asr.decode.corpora import transcribe_cuts
+    from asr.decode.scoring import right_words
 
     scored = transcribe_cuts(recognizer, cuts)
     halves: list[tuple[list, list]] = [([], []), ([], [])]

@@ -18,7 +18,7 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 from asr.training.config import DataConfig, LossConfig, OptimizerConfig, TrainConfig
-from asr.training.memory import Size, made_up
+from asr.training.memory import Size, dummy_batch
 from asr.training.module import SpeechTraining
 from tests.conftest import LETTERS
 from tests.elsewhere import DEVICE, elsewhere, move, waits
@@ -143,7 +143,7 @@ def trainings(tiny_config, request):
 @pytest.mark.parametrize("trainings", [{"loss": loss} for loss in LOSSES.values()], ids=LOSSES, indirect=True)
 def test_losses_and_gradients_are_the_same_elsewhere(trainings):
     here, there = trainings
-    batch = made_up(here, Size(utterances=3, seconds=3.0, labels=8), 28)._replace(speed=0.9)
+    batch = dummy_batch(here, Size(utterances=3, seconds=3.0, labels=8), 28)._replace(speed=0.9)
     with elsewhere():
         move(there)
         losses = []

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from asr.decode import Segment, Transcript, Word
-from asr.formats import CUE_LETTERS, CUE_PAUSE, CUE_SECONDS, LINGER, Cue, ctm_line, cues, write
+from asr.formats import CUE_LETTERS, CUE_PAUSE, CUE_SECONDS, FORMATS, LINGER, Cue, ctm_line, cues
 
 
 def said(text: str, start: float = 0.0, pace: float = 0.5, end: float | None = None) -> Segment:
@@ -19,26 +19,26 @@ TALK = Transcript(
 
 
 def test_srt():
-    assert write(TALK, "srt") == (
+    assert FORMATS["srt"](TALK) == (
         "1\n00:00:01,000 --> 00:00:02,200\ngood morning\n\n2\n00:00:03,500 --> 00:00:04,900\nall of you\n"
     )
 
 
 def test_vtt():
-    assert write(TALK, "vtt") == (
+    assert FORMATS["vtt"](TALK) == (
         "WEBVTT\n\n00:00:01.000 --> 00:00:02.200\ngood morning\n\n00:00:03.500 --> 00:00:04.900\nall of you\n"
     )
 
 
 def test_ctm():
-    lines = write(TALK, "ctm").splitlines()
+    lines = FORMATS["ctm"](TALK).splitlines()
     assert lines[0] == "one 1 1.00 0.40 good 0.9000" and lines[-1] == "one 1 4.50 0.40 you 0.9000" and len(lines) == 5
 
 
 def test_ctms_columns_stay_apart_and_no_word_is_lost():
     words = [Word(word, 0.5) for word in ("one", "two")]
     untimed = Transcript("my talk.wav", "one two", 4.0, [Segment(1.0, 3.0, "one two", -1.0, [], words)])
-    assert write(untimed, "ctm") == "my_talk 1 1.00 1.00 one 0.5000\nmy_talk 1 2.00 1.00 two 0.5000\n"
+    assert FORMATS["ctm"](untimed) == "my_talk 1 1.00 1.00 one 0.5000\nmy_talk 1 2.00 1.00 two 0.5000\n"
 
 
 def test_a_recording_without_a_name_has_its_column_in_ctm():
@@ -46,24 +46,24 @@ def test_a_recording_without_a_name_has_its_column_in_ctm():
 
 
 def test_vtt_is_escaped():
-    assert "\nAT&amp;T &lt;3\n" in write(Transcript("a", "", 5.0, [said("AT&T <3")]), "vtt")
+    assert "\nAT&amp;T &lt;3\n" in FORMATS["vtt"](Transcript("a", "", 5.0, [said("AT&T <3")]))
 
 
 def test_json_has_the_times_of_words_where_there_are_any():
-    word = json.loads(write(TALK, "json"))["segments"][1]["words"][0]
+    word = json.loads(FORMATS["json"](TALK))["segments"][1]["words"][0]
     assert word == {"word": "all", "confidence": 0.9, "start": 3.5, "end": 3.9}
     untimed = Transcript("a", "all", 1.0, [Segment(0.0, 1.0, "all", -1.0, [], [Word("all", 0.9)])])
-    assert json.loads(write(untimed, "json"))["segments"][0]["words"] == [{"word": "all", "confidence": 0.9}]
+    assert json.loads(FORMATS["json"](untimed))["segments"][0]["words"] == [{"word": "all", "confidence": 0.9}]
 
 
 def test_a_clock_goes_beyond_hours():
     late = Transcript("a", "late", 400_000.0, [said("late", 359_999.9995)])
-    assert "100:00:00,000 --> 100:00:00,400" in write(late, "srt")
+    assert "100:00:00,000 --> 100:00:00,400" in FORMATS["srt"](late)
 
 
 @pytest.mark.parametrize(("form", "empty"), [("srt", ""), ("vtt", "WEBVTT\n"), ("ctm", ""), ("text", "\n")])
 def test_silence_has_no_subtitles(form, empty):
-    assert write(Transcript("a", "", 5.0, [Segment(0.0, 5.0, "", 0.0)]), form) == empty
+    assert FORMATS[form](Transcript("a", "", 5.0, [Segment(0.0, 5.0, "", 0.0)])) == empty
 
 
 def test_a_pause_ends_a_subtitle():

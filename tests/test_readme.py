@@ -14,7 +14,7 @@ import tarfile
 import pytest
 import torch
 
-from asr.model.foreign import OPENAI, Wanted, _names, _whisper_config
+from asr.model.foreign import OPENAI, OUTPUT, WhisperTask, _renamed, _whisper_config
 from asr.model.transformer import Transformer
 from asr.resources import resource
 from asr.text.whisper import WhisperTokenizer
@@ -70,12 +70,9 @@ def write_whisper(folder) -> None:
     lines = [f"{base64.b64encode(token).decode()} {i}" for i, token in enumerate(tokens)]
     (folder / "gpt2.tiktoken").write_text("\n".join(lines))
     shape = {"input_dim": 80, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2}
-    config = _whisper_config(shape | {"ffn_dim": 64, "max_positions": 16}, WhisperTokenizer(tokens), Wanted())
-    names, weights = _names(config, OPENAI), {}
-    for name, tensor in Transformer(config).state_dict().items():
-        module, _, kind = name.rpartition(".")
-        if module in names:
-            weights[f"{names[module]}.{kind}"] = tensor
+    config = _whisper_config(shape | {"ffn_dim": 64, "max_positions": 16}, WhisperTokenizer(tokens), WhisperTask())
+    state = Transformer(config).state_dict()
+    weights = {_renamed(name, OPENAI): tensor for name, tensor in state.items() if name != OUTPUT}
     weights["decoder.positional_embedding"] = weights.pop("decoder.positions.table.weight")
     dims = {f"n_{part}_{what}": shape[name] for part in ("audio", "text") for what, name in WHISPER_DIMS}
     dims |= {"n_mels": 80, "n_vocab": config.vocab_size, "n_text_ctx": 16}

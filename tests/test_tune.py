@@ -31,7 +31,7 @@ def test_tuning_writes_what_the_other_commands_then_do(files):
 
 def test_without_the_language_model_all_weights_of_the_internal_one_are_one_row(monkeypatch, capsys):
     scored = types.SimpleNamespace(references=["a"], hypotheses=["a"], seconds=1.0)
-    monkeypatch.setattr("asr.decode.scoring.transcribe_cuts", lambda recognizer, cuts: scored)
+    monkeypatch.setattr("asr.decode.corpora.transcribe_cuts", lambda recognizer, cuts: scored)
     model = types.SimpleNamespace(transformer=types.SimpleNamespace(ctc=True, bigram=True))
     recognizer = types.SimpleNamespace(options=DecodeOptions(nbest=3), model=model, language_model=None)
     best = best_options(recognizer, None, {"lm_weight": [0.0, 0.3], "ilm_weight": [0.0, 0.2, 0.4]})
@@ -41,7 +41,7 @@ def test_without_the_language_model_all_weights_of_the_internal_one_are_one_row(
 
 
 def test_what_the_model_has_not_or_cannot_be_written_is_said_before_any_work(files, tiny_config, monkeypatch):
-    monkeypatch.setattr("asr.decode.scoring.transcribe_cuts", lambda *args: pytest.fail("it was decoded"))
+    monkeypatch.setattr("asr.decode.corpora.transcribe_cuts", lambda *args: pytest.fail("it was decoded"))
     SpeechModel(FeatureConfig(), Transformer(dataclasses.replace(tiny_config, ctc=False)), CharTokenizer(LETTERS)).save(
         files / "attention"
     )

@@ -302,19 +302,21 @@ def _resample(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:
     from asr.audio._torchaudio import functional
 
     step_in, step_out = ratio.numerator, ratio.denominator
-    reach = math.ceil(0.01 * rate / step_in)  # 10 ms of context on each side, in steps
-    buffer, done, first = np.zeros(0, np.float32), False, True
-    while not done:
-        block = next(blocks, None)
-        done = block is None
-        if done and not len(buffer):
-            return
-        buffer = buffer if done else np.concatenate([buffer, block])
-        left = 0 if first else reach
-        steps = len(buffer) // step_in - left - reach
-        if not done and steps < (reach if first else 1):
+    reach = math.ceil(0.01 * rate / step_in)  # 10 ms of context on each side, in steps; silence before and after all
+    heard = written = 0
+    buffer = np.zeros(reach * step_in, np.float32)
+    for block in chain(blocks, [None]):
+        if block is None:
+            block = np.zeros(reach * step_in + -heard % step_in, np.float32)
+        else:
+            heard += len(block)
+        buffer = np.concatenate([buffer, block])
+        steps = len(buffer) // step_in - 2 * reach
+        if steps < 1:
             continue
-        chunk = buffer if done else buffer[: (left + steps + reach) * step_in]
-        out = functional.resample(torch.from_numpy(chunk), step_in, step_out).numpy()
-        yield out[left * step_out :] if done else out[left * step_out : (left + steps) * step_out]
-        buffer, first = buffer[(left + steps - reach) * step_in :] if not done else buffer, False
+        chunk = torch.from_numpy(buffer[: (steps + 2 * reach) * step_in])
+        out = functional.resample(chunk, step_in, step_out).numpy()[reach * step_out : (reach + steps) * step_out]
+        out = out[: math.ceil(heard * step_out / step_in) - written]
+        yield out
+        written += len(out)
+        buffer = buffer[steps * step_in :]

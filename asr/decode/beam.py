@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asr.decode.ctc import NEVER, CTCPrefixScorer, PrefixState
+from asr.decode.ctc import LOG_ZERO, CTCPrefixScorer, PrefixState
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.repetition import Repetition
-from asr.decode.timestamps import forbid_untimely_
+from asr.decode.timestamps import apply_timestamp_rules_
 from asr.decode.top import top_k
 from asr.model.cache import AttentionCache
 from asr.model.decoder import DecoderState
@@ -56,7 +56,7 @@ class Ended:
     score: Tensor  # (B, W)
 
 
-class Ways(NamedTuple):
+class Continuations(NamedTuple):
     """How B utterances' W hypotheses can go on: by one of C tokens, or by ending."""
 
     tokens: Tensor | None  # (B, W, C); None: by all, C = V
@@ -136,7 +136,7 @@ class BeamSearch:
             lm=self.lm and self.lm.start(B, W),
         )
         nothing = lens.new_zeros(B, W)
-        return running, Ended(running.tokens, running.scores, nothing, torch.full_like(zero, 2 * NEVER))
+        return running, Ended(running.tokens, running.scores, nothing, torch.full_like(zero, 2 * LOG_ZERO))
 
     def advance(self, step: int) -> None:
         """One more token for every hypothesis."""
@@ -154,20 +154,22 @@ class BeamSearch:
         if self.ilm is not None:
             gains.sub_(torch.nn.functional.embedding(newest, self.ilm))
         # all hypotheses are alike at first: one is enough
-        dead = now.scores[:, :, -1] <= NEVER if step else (torch.arange(W, device=newest.device) > 0).expand_as(newest)
+        dead = (
+            now.scores[:, :, -1] <= LOG_ZERO if step else (torch.arange(W, device=newest.device) > 0).expand_as(newest)
+        )
         if options.temperature:  # a draw that has ended is not to be overtaken
-            dead = dead | (self.ended.score > NEVER)
+            dead = dead | (self.ended.score > LOG_ZERO)
         ways = self._ways_with_ctc(gains, dead, step) if self.ctc else self._ways(gains, dead, step)
         lead = ways.base - ways.base.amax(dim=1, keepdim=True)
         index = (ways.gains + lead.float()[:, :, None]).flatten(1).topk(W, dim=1).indices
         parents = index // ways.gains.shape[2]
         tokens = index % ways.gains.shape[2] if ways.tokens is None else ways.tokens.flatten(1).gather(1, index)
-        bonus = torch.where(step < self.limit, options.length_bonus, 2 * NEVER)[:, None]
+        bonus = torch.where(step < self.limit, options.length_bonus, 2 * LOG_ZERO)[:, None]
         best = ways.base.gather(1, parents) + ways.gains.flatten(1).gather(1, index) + bonus
         # a hypothesis ends only where that is among the W best ways to go on: otherwise every prefix would be a
         # candidate, and a short one could win; a beam of one is greedy search
         worst = torch.cat([best, ways.ending], dim=1).topk(W, dim=1).values[:, -1:]
-        self._end(ways.ending.masked_fill(ways.ending < worst, 2 * NEVER), step)
+        self._end(ways.ending.masked_fill(ways.ending < worst, 2 * LOG_ZERO), step)
         additive = now.additive.gather(1, parents) + options.length_bonus
         if ways.additive is not None:
             additive += ways.additive.flatten(1).gather(1, index)
@@ -181,29 +183,29 @@ class BeamSearch:
             lm=lm and lm.reorder(parents),
         )
 
-    def _ways(self, gains: Tensor, dead: Tensor, step: int) -> Ways:
+    def _ways(self, gains: Tensor, dead: Tensor, step: int) -> Continuations:
         """From what each token adds, `gains (B, W, V)`, overwritten here: of each hypothesis the W best ways."""
         eos = self.config.eos
         end = gains[:, :, eos].clone()
         self._forbid(gains, step)
         if self.config.first_timestamp is not None:
-            forbid_untimely_(gains, self.running.tokens, self.config, NEVER)
+            apply_timestamp_rules_(gains, self.running.tokens, self.config, LOG_ZERO)
         if self.options.temperature:  # the highest of these is a draw from the tempered distribution (Gumbel 1954)
-            forbidden = gains <= NEVER
-            gains = (gains / self.options.temperature + self._gumbel(gains)).masked_fill_(forbidden, NEVER)
+            forbidden = gains <= LOG_ZERO
+            gains = (gains / self.options.temperature + self._gumbel(gains)).masked_fill_(forbidden, LOG_ZERO)
         # at the limit a hypothesis ends, allowed or not
         end = torch.where((step < self.limit)[:, None], gains[:, :, eos], end)
-        base = self.running.additive.masked_fill(dead, NEVER)
-        gains[:, :, eos] = NEVER
+        base = self.running.additive.masked_fill(dead, LOG_ZERO)
+        gains[:, :, eos] = LOG_ZERO
         values, tokens = top_k(gains, min(self.options.beam_size, gains.shape[2]))
-        return Ways(tokens, base, values, values, base + end)
+        return Continuations(tokens, base, values, values, base + end)
 
-    def _ways_with_ctc(self, additive: Tensor | None, dead: Tensor, step: int) -> Ways:
+    def _ways_with_ctc(self, additive: Tensor | None, dead: Tensor, step: int) -> Continuations:
         """The same with CTC's part: all tokens, whose prefix scores are one matrix product."""
         eos, weight = self.config.eos, self.options.ctc_weight
         prefix = self.ctc.score(self.running.ctc)
         base = self.running.additive + weight * prefix.base[:, :, 0]
-        base.masked_fill_(dead | (prefix.base[:, :, 0] <= NEVER / 2), NEVER)
+        base.masked_fill_(dead | (prefix.base[:, :, 0] <= LOG_ZERO / 2), LOG_ZERO)
         end = self.running.additive + weight * prefix.ended
         gains = prefix.gains.mul_(weight)
         if additive is not None:
@@ -211,9 +213,9 @@ class BeamSearch:
             gains += additive
         gains[:, :, eos] = 0.0  # unless it is forbidden
         self._forbid(gains, step)
-        end.masked_fill_(dead | (prefix.ended <= NEVER / 2) | (gains[:, :, eos] <= NEVER), NEVER)
-        gains[:, :, eos] = NEVER
-        return Ways(None, base, gains, additive, end)
+        end.masked_fill_(dead | (prefix.ended <= LOG_ZERO / 2) | (gains[:, :, eos] <= LOG_ZERO), LOG_ZERO)
+        gains[:, :, eos] = LOG_ZERO
+        return Continuations(None, base, gains, additive, end)
 
     def _gumbel(self, like: Tensor) -> Tensor:
         uniform = torch.rand(like.shape, generator=self.generator, device=like.device)
@@ -221,11 +223,11 @@ class BeamSearch:
 
     def _forbid(self, scores: Tensor, step: int) -> None:
         """Lowers `scores (B, W, V)` of tokens that cannot come next, in place."""
-        scores.index_fill_(2, self.suppressed, NEVER)
+        scores.index_fill_(2, self.suppressed, LOG_ZERO)
         if not step:
-            scores.index_fill_(2, self.suppressed_first, NEVER)
+            scores.index_fill_(2, self.suppressed_first, LOG_ZERO)
         if step >= self.options.max_repeats:
-            self.running.repetition.forbid_(scores, self.options.max_repeats, NEVER)
+            self.running.repetition.forbid_(scores, self.options.max_repeats, LOG_ZERO)
 
     def compact(self) -> None:
         """Drops what no hypothesis goes back to from the caches, and moves CTC's window along; a host-device sync."""
@@ -252,7 +254,7 @@ class BeamSearch:
         transcripts, docs/notebook/decoding.md.)"""
         best = self.running.scores[:, 0, -1]
         to_come = (self.limit - step).clamp(0, CATCHING_UP) * max(self.options.length_bonus, 0.0)
-        return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= NEVER)
+        return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= LOG_ZERO)
 
     def _keep(self, utterances: Tensor) -> None:
         """Goes on with some of the utterances."""
@@ -267,8 +269,8 @@ class BeamSearch:
             self.found[place] = [
                 Hypothesis(tokens[:size], score, _differences(scores[:size]))
                 for tokens, scores, size, score in zip(*hypotheses, strict=True)
-                if score > NEVER
-            ] or [Hypothesis([], NEVER)]
+                if score > LOG_ZERO
+            ] or [Hypothesis([], LOG_ZERO)]
 
 
 def _differences(sums: list[float]) -> list[float]:

@@ -19,7 +19,7 @@ from asr.model.masks import length_mask
 from asr.model.rows import select_rows
 from asr.text.tokenizer import BLANK, EOS
 
-NEVER = -1e30  # log 0, finite so that differences stay defined
+LOG_ZERO = -1e30  # log 0, finite so that differences stay defined
 HEARD = 0.25  # likelihood of a label that is not taken for noise (there 0.2 at most, in speech more than 0.7 somewhere)
 NEAR = 5.0  # nats below its best by which a hypothesis still counts as standing at a frame
 ARRIVED, BEHIND = 8.0, 4  # nats below its best from which on it has arrived, and frames that are kept before that
@@ -111,7 +111,7 @@ class CTCPrefixScorer:
         repeat = state.last.clamp(min=0)
         top, weights = self._linear(state.blank[:, :, :-1])
         repeated = (weights * select_rows(probs, repeat)).sum(dim=2, keepdim=True).log() + (top - base).float()
-        repeated.masked_fill_(top <= NEVER / 2, -math.inf)
+        repeated.masked_fill_(top <= LOG_ZERO / 2, -math.inf)
         place = repeat[:, :, None]
         gains.scatter_(2, place, repeated.where((state.last >= 0)[:, :, None], gains.gather(2, place)))
         for neither in (BLANK, EOS):
@@ -133,7 +133,7 @@ class CTCPrefixScorer:
         It begins where all have arrived: nothing is added to them any more before that. It ends behind where as many
         labels at least have begun after the foremost: a pause, or a label that lasts, may be as long as it will."""
         best = state.total.amax(dim=2, keepdim=True)
-        possible = best[:, :, 0] > NEVER  # the others do not hold it up
+        possible = best[:, :, 0] > LOG_ZERO  # the others do not hold it up
         t = torch.arange(self.begin, self.end + 1, device=best.device)
         arrived = (state.total >= best - ARRIVED).byte().argmax(dim=2) + self.begin  # the first such t
         hindmost = arrived.where(possible, self.end).amin(dim=1)
@@ -152,7 +152,7 @@ class CTCPrefixScorer:
         total, blank = state.total[:, :, kept], state.blank[:, :, kept]
         if end > self.end:
             along = self.cumulative[:, BLANK, None, self.end : end + 1]
-            later = (state.total[:, :, -1:] + along[:, :, 1:] - along[:, :, :1]).clamp(min=NEVER)
+            later = (state.total[:, :, -1:] + along[:, :, 1:] - along[:, :, :1]).clamp(min=LOG_ZERO)
             total, blank = torch.cat([total, later], dim=2), torch.cat([blank, later], dim=2)
         return replace(state, total=total, blank=blank)
 
@@ -165,13 +165,13 @@ class CTCPrefixScorer:
         last = self.lens.clamp(self.begin, self.end)[:, None]
         ended = total.gather(2, (last - self.begin)[:, :, None].expand(-1, total.shape[1], 1))[:, :, 0]
         blank = self.cumulative[:, BLANK]
-        return (ended + blank.gather(1, self.lens[:, None]) - blank.gather(1, last)).clamp(min=NEVER)
+        return (ended + blank.gather(1, self.lens[:, None]) - blank.gather(1, last)).clamp(min=LOG_ZERO)
 
     @staticmethod
     def _recur(source: Tensor, along: Tensor) -> Tensor:
         """r[t] = log(exp r[t-1] + exp source[t-1]) + x[t], r[0] = log 0, where `along` is the running sum of x."""
         r = torch.logcumsumexp(source[:, :, :-1] - along[:, :, :-1], dim=2) + along[:, :, 1:]
-        return torch.nn.functional.pad(r.clamp(min=NEVER), (1, 0), value=NEVER)
+        return torch.nn.functional.pad(r.clamp(min=LOG_ZERO), (1, 0), value=LOG_ZERO)
 
     @staticmethod
     def _linear(log_weights: Tensor) -> tuple[Tensor, Tensor]:

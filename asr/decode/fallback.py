@@ -18,7 +18,7 @@ MOST_COMPRESSED = 2.4  # bytes of text to bytes that zlib packs them into: a tex
 LEAST_LIKELY = -1.0  # mean log-probability of a token
 
 
-def is_doubtful(text: str, tokens: int, log_prob: float) -> bool:
+def needs_fallback(text: str, tokens: int, log_prob: float) -> bool:
     """Whether a transcript of so many tokens repeats itself, or they are unlikely; an empty one is neither."""
     if not text:
         return False
@@ -44,7 +44,7 @@ def search_with_fallback(
             scores = attention_scores(model, memory, memory_lens, [[hypothesis] for hypothesis in best])
             log_probs = [sum(score) for (score,) in scores]
         judged = zip(best, log_probs, strict=True)
-        again = [b for b, (h, log_prob) in enumerate(judged) if is_doubtful(text(h), len(h.tokens), log_prob)]
+        again = [b for b, (h, log_prob) in enumerate(judged) if needs_fallback(text(h), len(h.tokens), log_prob)]
         if not again:
             break
         rows = torch.tensor(again, device=memory.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from asr.decode.alignment import TimedWord, ctc_alignments, frame_times, timed_words
 from asr.decode.recognizer import Recognizer
-from asr.model.positions import turns
+from asr.model.positions import rotary_angles
 from asr.text.tokenizer import Tokenizer
 
 
@@ -135,4 +135,4 @@ def _positions(transformer, length: int) -> Tensor:
     positions = transformer.encoder.positions
     if positions.kind != "rotary":
         return positions.vectors(0, length, transformer.decoder.prompt.device).float().cpu()
-    return turns(torch.arange(length), transformer.config.key_dim).cos()
+    return rotary_angles(torch.arange(length), transformer.config.key_dim).cos()

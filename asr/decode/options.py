@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 STRATEGIES = ("beam", "rescore", "ctc", "greedy")
 
 
-GONE = ("ctc_window",)  # options that there were, which the folder of a model or of a training may still name
-
-
 @dataclass(frozen=True)
 class DecodeOptions:
     """Options of a search; checked here and nowhere else."""

@@ -12,29 +12,24 @@ from asr.model.transformer import Transformer
 PRECISIONS = ("auto", "float32", "bfloat16", "int8")
 
 
-def best_precision(device: torch.device | str, int8: bool = False) -> str:
-    """bfloat16 where the hardware multiplies it quickly (AVX512-BF16, AMX, GPUs from Ampere on), else float32; int8
-    where it is wanted and quick."""
-    if int8 and can_quantize(torch.device(device)):
-        return "int8"
+def best_precision(device: torch.device | str) -> str:
+    """bfloat16 where the hardware multiplies it quickly (AVX512-BF16, AMX, GPUs from Ampere on), else float32."""
     if torch.device(device).type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
 
 
-def with_precision(
-    model: Transformer | LanguageModel, precision: str, int8: bool = False
-) -> Transformer | LanguageModel:
+def with_precision(model: Transformer | LanguageModel, precision: str) -> Transformer | LanguageModel:
     """The model with its weights in `precision`, changed in place where that is possible.
 
-    auto is the `best_precision`, with `int8` perhaps that; bfloat16 on a CPU packs the layers (`asr.decode.packing`);
+    auto is the `best_precision`; bfloat16 on a CPU packs the layers (`asr.decode.packing`);
     int8 multiplies what a norm gives in whole numbers (`asr.decode.quantization`), and computes the rest in bfloat16
     where that is quick. Raises ValueError for another name, or int8 where the hardware is not quick at it."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not one of {', '.join(PRECISIONS)}")
     device = next(model.parameters()).device
     if precision == "auto":
-        precision = best_precision(device, int8)
+        precision = best_precision(device)
     if packed := [module for module in model.modules() if isinstance(module, Packed)]:
         there = "int8" if any(isinstance(module, QuantizedNorm) for module in packed) else "bfloat16"
         if precision == there:

@@ -30,9 +30,10 @@ from asr.decode.fallback import search_with_fallback
 from asr.decode.ngram import NGram
 from asr.decode.options import IMPORTED, DecodeOptions, Hypothesis
 from asr.decode.precision import with_precision
+from asr.decode.quantization import can_quantize
 from asr.decode.search import check_options
 from asr.decode.segments import LONGEST, Piece, cut_at_pauses
-from asr.decode.timestamps import stretches
+from asr.decode.timestamps import timed_segments
 from asr.decode.transcript import Segment, Transcript, Word
 from asr.decode.tuning import load_tuning
 from asr.heap import keep_kernels, return_freed_blocks
@@ -82,6 +83,9 @@ class Recognizer:
             raise ValueError(f"piece_seconds must lie between 1 and 86400 (a day), not {piece_seconds}")
         if model.device.type == "cuda":
             leave_out_cudnn()
+        self.int8 = precision == "int8" or (precision == "auto" and int8)
+        if self.int8 and precision == "auto" and can_quantize(model.device):
+            precision = "int8"
         self.model = model.eval()
         self.language_model = None
         if language_model is not None:
@@ -91,12 +95,11 @@ class Recognizer:
                 raise ValueError("the language model writes other tokens than the model: train it with its tokenizer")
             if language_model.transformer.config.eos != model.transformer.config.eos:
                 raise ValueError("the language model ends with another token than the model: train it anew")
-            self.language_model = with_precision(language_model.transformer.eval(), precision, int8)
+            self.language_model = with_precision(language_model.transformer.eval(), precision)
         self.ngram = ngram if ngram is None or isinstance(ngram, NGram) else NGram(ngram)
         if attention_window:
             model.transformer.set_window(*attention_window)
-        model.transformer = with_precision(model.transformer, precision, int8)
-        self.int8 = precision == "int8" or (precision == "auto" and int8)
+        model.transformer = with_precision(model.transformer, precision)
         self.options = options or (DecodeOptions() if model.transformer.ctc else IMPORTED)
         check_options(model.transformer, self.options, self.language_model)
         self.batch_seconds = batch_seconds
@@ -332,7 +335,7 @@ class Recognizer:
     def _segments(self, piece: Piece, found: list[Hypothesis]) -> list[Segment]:
         """One, or one for each stretch of the best hypothesis that has times of its own; each of those is one-best."""
         seconds, segments = len(piece.samples) / self.rate, []
-        parts = stretches(found[0], self.model.transformer.config)
+        parts = timed_segments(found[0], self.model.transformer.config)
         for begin, end, part in parts:
             texts = [(self._text(h), h.score) for h in (found if len(parts) == 1 else [part])]
             begin, end = (seconds if time is None else min(time, seconds) for time in (begin or 0.0, end))

@@ -1,18 +1,18 @@
-"""The one entrance to decoding: features in, hypotheses out."""
+"""Features in, hypotheses out: each strategy by its search, and the second pass over an n-best list."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from asr.decode.beam import BeamSearch
 from asr.decode.ctc import ctc_greedy
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.model.bigram import MOST_TOKENS
-from asr.model.decoder import IGNORED, targets
+from asr.model.decoder import targets
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
@@ -85,24 +85,24 @@ def _rescored(
     CTC has the weight of both in the first pass: the language model and the bonus are as strong beside it as beside the
     two."""
     w = options.ctc_weight
-    found = BeamSearch(
-        model, memory, memory_lens, replace(options, ctc_weight=1.0, nbest=options.beam_size), language_model
-    ).run()
-    scores = attention_scores(model, memory, memory_lens, found)
-    nothing = [[[0.0] * len(each) for each in hypotheses] for hypotheses in scores]
-    internal = transcript_scores(model, found) if options.ilm_weight else nothing
-    language = nothing if language_model is None else language_scores(language_model, found)
+    first = replace(options, ctc_weight=1.0, nbest=options.beam_size)
+    found = BeamSearch(model, memory, memory_lens, first, language_model).run()
+    rows, Y, Y_lens = in_one_batch(found, memory.device)
+    eos = model.config.eos
+    beside = label_log_probs(model, memory[rows], memory_lens[rows], Y, Y_lens).double()
+    beside += options.length_bonus * (torch.arange(beside.shape[1], device=Y.device) < Y_lens[:, None])
+    if language_model is not None:
+        beside += options.lm_weight * _of_labels(language_model.teacher_forced(Y), Y, Y_lens, eos)
+    beside *= 1 - w
+    if options.ilm_weight:
+        before = nn.functional.pad(Y, (1, 0), value=model.config.prompt[-1])
+        beside -= options.ilm_weight * _of_labels(model.bigram.log_probs[before], Y, Y_lens, eos)
     rescored = []
-    for hypotheses, *parts in zip(found, scores, internal, language, strict=True):
+    for hypotheses, scores in zip(found, _dealt_out(beside, found), strict=True):
         best = []
-        for hypothesis, *log_probs in zip(hypotheses, *parts, strict=True):
-            bonus = [options.length_bonus] * len(hypothesis.tokens) + [0.0]
-            beside = [
-                (1 - w) * (a + options.lm_weight * lm + b) - options.ilm_weight * ilm
-                for a, ilm, lm, b in zip(*log_probs, bonus, strict=True)
-            ]
-            steps = [w * first + more for first, more in zip(hypothesis.token_scores, beside[:-1], strict=True)]
-            best.append(Hypothesis(hypothesis.tokens, w * hypothesis.score + sum(beside), steps))
+        for hypothesis, more in zip(hypotheses, scores, strict=True):
+            steps = [w * a + b for a, b in zip(hypothesis.token_scores, more[:-1], strict=True)]
+            best.append(Hypothesis(hypothesis.tokens, w * hypothesis.score + sum(more), steps))
         rescored.append(sorted(best, key=lambda h: -h.score)[: options.nbest])
     return rescored
 
@@ -113,20 +113,6 @@ def attention_scores(
     """The decoder's log-probability of every token of every hypothesis and of its end: one pass over all."""
     rows, Y, Y_lens = in_one_batch(found, memory.device)
     return _dealt_out(label_log_probs(model, memory[rows], memory_lens[rows], Y, Y_lens), found)
-
-
-def language_scores(language_model: LanguageModel, found: list[list[Hypothesis]]) -> list[list[list[float]]]:
-    """The same of a language model's log-probabilities."""
-    _, Y, Y_lens = in_one_batch(found, language_model.embedding.weight.device)
-    return _dealt_out(_of_labels(language_model.teacher_forced(Y), Y, Y_lens, language_model.config.eos), found)
-
-
-def transcript_scores(model: Transformer, found: list[list[Hypothesis]]) -> list[list[list[float]]]:
-    """The same of the log-probabilities of the transcripts' bigram."""
-    table = model.bigram.log_probs
-    _, Y, Y_lens = in_one_batch(found, table.device)
-    before = torch.nn.functional.pad(Y, (1, 0), value=model.config.prompt[-1])
-    return _dealt_out(_of_labels(table[before], Y, Y_lens, model.config.eos), found)
 
 
 def _dealt_out(log_probs: Tensor, found: list[list[Hypothesis]]) -> list[list[list[float]]]:
@@ -154,5 +140,5 @@ def label_log_probs(model: Transformer, memory: Tensor, memory_lens: Tensor, Y: 
 def _of_labels(log_probs: Tensor, Y: Tensor, Y_lens: Tensor, eos: int) -> Tensor:
     """Of `log_probs (n, U + 1, V)` those of the tokens of `Y (n, U)`, Y_lens `(n,)`, and of the end: `(n, U + 1)`."""
     labels = targets(Y, Y_lens, eos)
-    chosen = log_probs.gather(2, labels.clamp(min=0)[:, :, None])[:, :, 0]
-    return chosen.masked_fill(labels == IGNORED, 0.0)
+    # zero where the label is IGNORED, which is torch's own
+    return -nn.functional.nll_loss(log_probs.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)

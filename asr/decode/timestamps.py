@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ STEP = 0.02  # seconds from one time to the next
 LATEST_BEGIN = 50  # steps: the first stretch begins within a second
 
 
-class Stretch(NamedTuple):
+class TimedSegment(NamedTuple):
     """A part of a hypothesis with the times around it."""
 
     begin: float | None  # seconds; None: it has none
@@ -23,7 +24,7 @@ class Stretch(NamedTuple):
     hypothesis: Hypothesis
 
 
-def forbid_untimely_(scores: Tensor, tokens: Tensor, config: ModelConfig, value: float) -> None:
+def apply_timestamp_rules_(scores: Tensor, tokens: Tensor, config: ModelConfig, value: float) -> None:
     """Lowers log-probabilities `scores (B, W, V)`, in place, to `value` where a token cannot follow `tokens (B, W, S)`.
 
     A transcript begins with a time; times come in pairs but for the first and the last, and never go back; and where
@@ -45,19 +46,18 @@ def forbid_untimely_(scores: Tensor, tokens: Tensor, config: ModelConfig, value:
     text.masked_fill_(timely[:, :, None], value)
 
 
-def stretches(hypothesis: Hypothesis, config: ModelConfig) -> list[Stretch]:
+def timed_segments(hypothesis: Hypothesis, config: ModelConfig) -> list[TimedSegment]:
     """The hypothesis cut at its times, without them; whole where it has none."""
-    found, begin, first = [], None, 0
-    tokens = hypothesis.tokens
-    for i in range(len(tokens) + 1):
-        at_end = i == len(tokens)
-        if not at_end and (config.first_timestamp is None or tokens[i] < config.first_timestamp):
-            continue
-        time = None if at_end else STEP * (tokens[i] - config.first_timestamp)
-        if i > first or (at_end and not found):
-            scores = hypothesis.token_scores[first:i]
-            score = hypothesis.score if at_end and not found else sum(scores)
-            spans = hypothesis.spans and hypothesis.spans[first:i]
-            found.append(Stretch(begin, time, Hypothesis(tokens[first:i], score, scores, spans)))
-        begin, first = time, i + 1
+    tokens, first = hypothesis.tokens, config.first_timestamp
+    marks = [i for i, token in enumerate(tokens) if first is not None and token >= first]
+    if not marks:
+        return [TimedSegment(None, None, hypothesis)]
+    times = [None, *(STEP * (tokens[i] - first) for i in marks), None]
+    found = []
+    for (before, after), (begin, end) in zip(pairwise([-1, *marks, len(tokens)]), pairwise(times), strict=True):
+        here = slice(before + 1, after)
+        if tokens[here]:
+            scores = hypothesis.token_scores[here]
+            spans = hypothesis.spans and hypothesis.spans[here]
+            found.append(TimedSegment(begin, end, Hypothesis(tokens[here], sum(scores), scores, spans)))
     return found

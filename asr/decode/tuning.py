@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asr.decode.confidence import Calibration
-from asr.decode.options import GONE, DecodeOptions
+from asr.decode.options import DecodeOptions
 from asr.model.folder import ModelError
 
 FILE, LANGUAGE_MODEL = "decoding.json", "lm"
@@ -52,7 +52,7 @@ def load_tuning(folder: str | Path) -> Tuning:
     try:
         tuned = json.loads(path.read_text(encoding="utf-8"))
         calibration = tuned["calibration"]
-        options = DecodeOptions(**{name: value for name, value in tuned["options"].items() if name not in GONE})
+        options = DecodeOptions(**tuned["options"])
         calibration = calibration and Calibration(**calibration)
         return Tuning(options, calibration, language_model, bool(tuned.get("int8")))
     except (KeyError, TypeError, ValueError) as error:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from asr.model.cache import Newest
+from asr.model.cache import StepPosition
 from asr.model.config import ModelConfig
 from asr.model.dot_product import attention_weights, scaled_dot_product_attention
 from asr.model.dropout import Dropout
@@ -46,18 +46,19 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        key_value: Tensor,
+        key_value: Tensor | None = None,
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """`query (B, L_q, D)` attends to `key_value (B, L_k, D)` -> `(B, L_q, D)`; `mask` as in `attention_weights`.
+        """`query (B, L_q, D)` attends to `key_value (B, L_k, D)`, or to itself (None) -> `(B, L_q, D)`; `mask` as in
+        `attention_weights`.
 
         Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
-        if query is key_value:
+        if key_value is None:
             return self._weigh(*self._project_all(query), mask, weights)
         return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
 
-    def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: Newest) -> Tensor:
+    def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: StepPosition) -> Tensor:
         """Self-attention of the newest position alone: W hypotheses an utterance, `x (B, W, D)`, over the keys and
         values of `past (B, H, capacity, d)`, into which theirs are written."""
         positions = torch.full((x.shape[1],), newest.position, device=x.device) if self.rotary else None

@@ -23,7 +23,7 @@ from asr.model.rows import select_rows
 GROWTH = 8  # positions by which a cache grows
 
 
-class Newest(NamedTuple):
+class StepPosition(NamedTuple):
     """The newest position of all hypotheses, to a layer that steps there."""
 
     position: int
@@ -36,7 +36,7 @@ class AttentionCache:
     """The past of B utterances with W hypotheses each. A step writes into it in place: go on from its result alone."""
 
     layers: list[tuple[Tensor, Tensor]]  # per layer: keys, values (B, H, capacity, d)
-    foreign: Tensor  # (B, W, capacity): True where a slot holds no ancestor of the hypothesis, or nothing yet
+    hidden: Tensor  # (B, W, capacity): True where a slot holds no ancestor of the hypothesis, or nothing yet
     filled: int  # how many slots are in use
     position: int  # how many steps were made
 
@@ -50,37 +50,37 @@ class AttentionCache:
         ]
         return cls(past, torch.ones(B, width, capacity, dtype=torch.bool, device=like.device), 0, 0)
 
-    def next_position(self) -> tuple[AttentionCache, Newest]:
+    def next_position(self) -> tuple[AttentionCache, StepPosition]:
         """The cache with W more slots in use, in which each hypothesis sees its own one, and that step's position."""
-        W = self.foreign.shape[1]
+        W = self.hidden.shape[1]
         end = self.filled + W
-        cache = self if end <= self.foreign.shape[2] else self._longer(GROWTH * W)
+        cache = self if end <= self.hidden.shape[2] else self._longer(GROWTH * W)
         slots = slice(self.filled, end)
-        cache.foreign[:, :, slots] = ~torch.eye(W, dtype=torch.bool, device=self.foreign.device)
-        mask = additive_mask(cache.foreign[:, None], cache.layers[0][0].dtype)
-        return replace(cache, filled=end, position=self.position + 1), Newest(self.position, slots, mask)
+        cache.hidden[:, :, slots] = ~torch.eye(W, dtype=torch.bool, device=self.hidden.device)
+        mask = additive_mask(cache.hidden[:, None], cache.layers[0][0].dtype)
+        return replace(cache, filled=end, position=self.position + 1), StepPosition(self.position, slots, mask)
 
     def reorder(self, parents: Tensor) -> AttentionCache:
         """The cache in which hypothesis w of an utterance goes on from hypothesis `parents[b, w]`, `(B, W)`."""
-        return replace(self, foreign=select_rows(self.foreign, parents))
+        return replace(self, hidden=select_rows(self.hidden, parents))
 
     def compact(self) -> AttentionCache:
         """The cache without the slots that are nobody's ancestors, where that saves a tenth; a host-device sync."""
-        lives = ~self.foreign.all(dim=1)
+        lives = ~self.hidden.all(dim=1)
         count = int(lives.sum(dim=1).max())
         if 10 * count > 9 * self.filled:
             return self
-        room = min(count + -count % (GROWTH * self.foreign.shape[1]), lives.shape[1])
+        room = min(count + -count % (GROWTH * self.hidden.shape[1]), lives.shape[1])
         kept = lives.byte().argsort(dim=1, descending=True, stable=True)[:, :room]  # what is dead stays so
         B, H = self.layers[0][0].shape[:2]
         of_heads = kept.repeat_interleave(H, dim=0)
         layers = [
             tuple(select_rows(x.flatten(0, 1), of_heads).unflatten(0, (B, H)) for x in layer) for layer in self.layers
         ]
-        foreign = self.foreign.gather(2, kept[:, None].expand(-1, self.foreign.shape[1], -1))
-        return replace(self, layers=layers, foreign=foreign, filled=count)
+        hidden = self.hidden.gather(2, kept[:, None].expand(-1, self.hidden.shape[1], -1))
+        return replace(self, layers=layers, hidden=hidden, filled=count)
 
     def _longer(self, room: int) -> AttentionCache:
         """The cache with so many unused slots more: zeros, which weigh nothing where they are masked."""
         layers = [tuple(nn.functional.pad(x, (0, 0, 0, room)) for x in layer) for layer in self.layers]
-        return replace(self, layers=layers, foreign=nn.functional.pad(self.foreign, (0, room), value=True))
+        return replace(self, layers=layers, hidden=nn.functional.pad(self.hidden, (0, room), value=True))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from asr.text.tokenizer import BLANK, EOS, SOS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CHOICES = {
     "encoder": ("transformer", "conformer"),
@@ -19,6 +18,10 @@ CHOICES = {
     "subsampling": (1, 2, 4, 6, 8),
     "attention_init": ("xavier_uniform", "xavier_normal"),
 }
+POSITIVE = (
+    *("input_dim", "d_model", "encoder_layers", "decoder_layers", "num_heads", "d_k", "d_v", "ffn_dim"),
+    *("subsampling_channels", "max_positions"),
+)
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,9 @@ class ModelConfig:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"model.{name}: {getattr(self, name)!r} is not one of {', '.join(map(str, choices))}")
-        for name in ("input_dim", "d_model", "num_heads", "ffn_dim", "subsampling_channels", "max_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} must be positive, not {getattr(self, name)}")
-        for name in ("d_k", "d_v"):
+        for name in POSITIVE:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"model.{name} must be positive, not {getattr(self, name)}")
-        if self.encoder_layers < 1 or self.decoder_layers < 1:
-            raise ValueError("model.encoder_layers and model.decoder_layers must be at least 1")
         if self.vocab_size < 5:
             raise ValueError("model.vocab_size: four special symbols and at least one more are needed")
         if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:

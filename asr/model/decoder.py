@@ -62,6 +62,11 @@ class TokenStack(nn.Module):
         """What to read in order to write `Y (B, U)`: the prompt of P tokens before it, `(B, P + U)`."""
         return torch.cat([self.prompt.expand(len(Y), -1), Y], dim=1)
 
+    def teacher_forced(self, Y: Tensor, *memory: Tensor) -> Tensor:
+        """Log-posteriors `(B, U + 1, V)` of every token of `Y (B, U)` and of what comes after the last, float32; a
+        decoder takes its memory and the memory's lengths, too."""
+        return self(self.prompted(Y), *memory)[:, len(self.config.prompt) - 1 :]
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Whole sequences `(B, T')` -> `(B, T', D)`."""
         return self.positions(self.embedding(tokens))
@@ -91,10 +96,6 @@ class Decoder(TokenStack):
         for layer in self.layers:
             x = layer(x, memory, mask, memory_mask, weights)
         return self.log_posteriors(x)
-
-    def teacher_forced(self, Y: Tensor, memory: Tensor, memory_lens: Tensor) -> Tensor:
-        """Log-posteriors `(B, U + 1, V)` of every token of `Y (B, U)` and of what comes after the last, float32."""
-        return self(self.prompted(Y), memory, memory_lens)[:, len(self.config.prompt) - 1 :]
 
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:
         """The state before the first step, `width` hypotheses an utterance; the memory is projected once, here."""

@@ -25,21 +25,49 @@ from asr.text.speech2text import Speech2TextTokenizer
 from asr.text.tokenizer import Tokenizer
 from asr.text.whisper import WhisperTokenizer
 
-# what the modules of a layer are called: ours, Hugging Face's, OpenAI's
-PROJECTIONS = (
-    ("query", "q_proj", "query"),
-    ("key", "k_proj", "key"),
-    ("value", "v_proj", "value"),
-    ("output", "out_proj", "out"),
+# what parts of our weights' names become in theirs, one after another
+Renaming = tuple[tuple[str, str], ...]
+HUGGING_FACE: Renaming = (
+    ("encoder.", "model.encoder."),
+    ("decoder.", "model.decoder."),
+    ("subsampling.convolutions.0", "conv1"),
+    ("subsampling.convolutions.1", "conv2"),
+    ("cross_attention_residual.norm", "encoder_attn_layer_norm"),
+    ("self_attention_residual.norm", "self_attn_layer_norm"),
+    ("attention_residual.norm", "self_attn_layer_norm"),
+    ("ffn_residual.norm", "final_layer_norm"),
+    ("cross_attention", "encoder_attn"),
+    ("self_attention", "self_attn"),
+    (".attention", ".self_attn"),
+    (".query", ".q_proj"),
+    (".key", ".k_proj"),
+    (".value", ".v_proj"),
+    ("attn.output", "attn.out_proj"),
+    ("ffn.0", "fc1"),
+    ("ffn.3", "fc2"),
+    ("coder.norm", "coder.layer_norm"),
+    ("embedding", "embed_tokens"),
+    ("positions.table", "embed_positions"),
 )
-FEED_FORWARD = (
-    ("ffn.0", "fc1", "mlp.0"),
-    ("ffn.3", "fc2", "mlp.2"),
-    ("ffn_residual.norm", "final_layer_norm", "mlp_ln"),
+SPEECH2TEXT: Renaming = (("subsampling.convolutions", "conv.conv_layers"), *HUGGING_FACE)
+OPENAI: Renaming = (
+    ("subsampling.convolutions.0", "conv1"),
+    ("subsampling.convolutions.1", "conv2"),
+    ("layers", "blocks"),
+    ("cross_attention_residual.norm", "cross_attn_ln"),
+    ("self_attention_residual.norm", "attn_ln"),
+    ("attention_residual.norm", "attn_ln"),
+    ("ffn_residual.norm", "mlp_ln"),
+    ("cross_attention", "cross_attn"),
+    ("self_attention", "attn"),
+    (".attention", ".attn"),
+    ("attn.output", "attn.out"),
+    ("ffn.0", "mlp.0"),
+    ("ffn.3", "mlp.2"),
+    ("encoder.norm", "encoder.ln_post"),
+    ("decoder.norm", "decoder.ln"),
+    ("embedding", "token_embedding"),
 )
-ENCODER_ATTENTION = (("attention", "self_attn", "attn"),)
-DECODER_ATTENTION = (("self_attention", "self_attn", "attn"), ("cross_attention", "encoder_attn", "cross_attn"))
-HUGGING_FACE, OPENAI = 1, 2
 # fields of ModelConfig and what Hugging Face's config.json calls them
 FIELDS = {
     "d_model": "d_model",
@@ -51,10 +79,11 @@ FIELDS = {
 }
 UNREADABLE = (*(KeyError, TypeError, ValueError, AttributeError, IndexError, EOFError, RuntimeError, SafetensorError),)
 WINDOW = 30.0  # seconds that Whisper hears at once
-ENCODER_POSITIONS = {HUGGING_FACE: "model.encoder.embed_positions.weight", OPENAI: "encoder.positional_embedding"}
+ENCODER_POSITIONS = ("model.encoder.embed_positions.weight", "encoder.positional_embedding")  # HUGGING_FACE, OPENAI
+OUTPUT, EMBEDDING = "decoder.output.weight", "decoder.embedding.weight"  # one matrix
 
 
-class Wanted(NamedTuple):
+class WhisperTask(NamedTuple):
     """What a Whisper is imported for; of a Speech2Text only the language counts, that of its text."""
 
     language: str = "en"  # of the speech; what a multilingual model is told
@@ -68,12 +97,14 @@ class Wanted(NamedTuple):
         return "english" if self.language == "en" or self.task == "translate" else "neutral"
 
 
-def import_model(source: str | Path, vocabulary: str | Path | None = None, wanted: Wanted | None = None) -> SpeechModel:
+def import_model(
+    source: str | Path, vocabulary: str | Path | None = None, wanted: WhisperTask | None = None
+) -> SpeechModel:
     """The model of an OpenAI `.pt` file, or of a Hugging Face folder of Whisper or Speech2Text.
 
     `vocabulary` is the file of Whisper's tokens, `.tiktoken` or `vocab.json`, by default the one beside the weights.
     `wanted` None: English, as it was trained. Raises ModelError saying what is wrong."""
-    source, wanted = Path(source), wanted or Wanted()
+    source, wanted = Path(source), wanted or WhisperTask()
     try:
         if source.is_dir():
             return _from_hugging_face(source, vocabulary, wanted)
@@ -95,57 +126,35 @@ def export_model(model: SpeechModel, folder: str | Path) -> None:
     Raises ModelError for a model that has not the form of Whisper or Speech2Text."""
     config, folder = model.transformer.config, Path(folder)
     is_whisper = config.subsampler == "conv1d"
-    names, state = _names(config, HUGGING_FACE), model.transformer.state_dict()
-    state.pop("decoder.output.weight")  # the embedding
-    form = (config.positions, config.positions_of_decoder, config.norm_first, config.tie_output)
-    theirs = ("sinusoidal_halves", "learned" if is_whisper else "sinusoidal_halves", True, True)
-    if form != theirs or any(name.rpartition(".")[0] not in names for name in state):
+    positions = (config.positions, config.positions_of_decoder)
+    if (
+        config.subsampler not in ("conv1d", "conv1d_glu")
+        or config.encoder != "transformer"
+        or positions != ("sinusoidal_halves", "learned" if is_whisper else "sinusoidal_halves")
+        or not config.norm_first
+        or not config.tie_output
+        or config.ctc
+    ):
         raise ModelError("only what has the form of Whisper or Speech2Text can be exported")
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {}
-    for name, tensor in state.items():
-        module, _, kind = name.rpartition(".")
-        weights[f"{names[module]}.{kind}"] = tensor.float().contiguous()
+    table = HUGGING_FACE if is_whisper else SPEECH2TEXT
+    weights = {
+        _renamed(name, table): weight.float().contiguous()
+        for name, weight in model.transformer.state_dict().items()
+        if name != OUTPUT
+    }
     if is_whisper:
-        weights[ENCODER_POSITIONS[HUGGING_FACE]] = sinusoids_in_halves(_memory_frames(model), config.d_model)
+        weights[ENCODER_POSITIONS[0]] = sinusoids_in_halves(_memory_frames(model), config.d_model)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     description = (_whisper_description if is_whisper else _speech2text_description)(model)
     (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     save_tokenizer(model.tokenizer, folder)
 
 
-def _names(config: ModelConfig, column: int) -> dict[str, str]:
-    """Our modules' names and theirs, a column of the tables above."""
-    hf = column == HUGGING_FACE
-    theirs = {"model": "model.", "layers": "layers"} if hf else {"model": "", "layers": "blocks"}
-    convolution = "conv.conv_layers.{}" if config.subsampler == "conv1d_glu" else "conv{}"
-    first = 0 if config.subsampler == "conv1d_glu" else 1
-    names = {
-        f"encoder.subsampling.convolutions.{i}": f"{theirs['model']}encoder.{convolution.format(first + i)}"
-        for i in range(2)
-    }
-    stacks = (
-        ("encoder", config.encoder_layers, ENCODER_ATTENTION),
-        ("decoder", config.decoder_layers, DECODER_ATTENTION),
-    )
-    for stack, depth, attentions in stacks:
-        for i in range(depth):
-            ours, other = f"{stack}.layers.{i}", f"{theirs['model']}{stack}.{theirs['layers']}.{i}"
-            for attention in attentions:
-                norm = f"{attention[column]}_layer_norm" if hf else f"{attention[column]}_ln"
-                names[f"{ours}.{attention[0]}_residual.norm"] = f"{other}.{norm}"
-                for projection in PROJECTIONS:
-                    names[f"{ours}.{attention[0]}.{projection[0]}"] = (
-                        f"{other}.{attention[column]}.{projection[column]}"
-                    )
-            for module in FEED_FORWARD:
-                names[f"{ours}.{module[0]}"] = f"{other}.{module[column]}"
-    names["encoder.norm"] = "model.encoder.layer_norm" if hf else "encoder.ln_post"
-    names["decoder.norm"] = "model.decoder.layer_norm" if hf else "decoder.ln"
-    names["decoder.embedding"] = "model.decoder.embed_tokens" if hf else "decoder.token_embedding"
-    if config.positions_of_decoder == "learned":
-        names["decoder.positions.table"] = "model.decoder.embed_positions" if hf else "decoder.positions.table"
-    return names
+def _renamed(name: str, table: Renaming) -> str:
+    for ours, theirs in table:
+        name = name.replace(ours, theirs)
+    return name
 
 
 def _built(
@@ -153,34 +162,31 @@ def _built(
     config: ModelConfig,
     tokenizer: Tokenizer,
     weights: dict[str, Tensor],
-    column: int,
+    renaming: Renaming,
     normalizer: str,
 ) -> SpeechModel:
     """The model with their weights. Raises ValueError for one that is missing or of another shape."""
     with WithoutStartValues():
         transformer = Transformer(config)
-    names = _names(config, column)
     state = {}
     for name, parameter in transformer.state_dict().items():
-        module, _, kind = name.rpartition(".")
-        if module == "decoder.output":
-            module = "decoder.embedding"
-        theirs = f"{names[module]}.{kind}"
+        theirs = _renamed(EMBEDDING if name == OUTPUT else name, renaming)
         if theirs not in weights:
             raise ValueError(f"{theirs} is missing")
         if weights[theirs].shape != parameter.shape:
             raise ValueError(f"{theirs} is {tuple(weights[theirs].shape)}, not {tuple(parameter.shape)}")
         state[name] = weights[theirs].float()
     transformer.load_state_dict(state)
-    positions = weights.get(ENCODER_POSITIONS[column])
-    if positions is not None and not torch.allclose(
-        positions.float(), sinusoids_in_halves(*positions.shape), atol=1e-2
-    ):
-        raise ValueError(f"{ENCODER_POSITIONS[column]} holds no sinusoids")
+    for name in ENCODER_POSITIONS:
+        positions = weights.get(name)
+        if positions is None:
+            continue
+        if not torch.allclose(positions.float(), sinusoids_in_halves(*positions.shape), atol=1e-2):
+            raise ValueError(f"{name} holds no sinusoids")
     return SpeechModel(features, transformer, tokenizer, normalizer).eval()
 
 
-def _from_openai(source: Path, vocabulary: str | Path | None, wanted: Wanted) -> SpeechModel:
+def _from_openai(source: Path, vocabulary: str | Path | None, wanted: WhisperTask) -> SpeechModel:
     checkpoint = torch.load(source, map_location="cpu", weights_only=True)
     dims, weights = checkpoint["dims"], checkpoint["model_state_dict"]
     if (dims["n_audio_state"], dims["n_audio_head"]) != (dims["n_text_state"], dims["n_text_head"]):
@@ -203,15 +209,19 @@ def _from_openai(source: Path, vocabulary: str | Path | None, wanted: Wanted) ->
 
 
 def _whisper(
-    shape: dict[str, Any], tokenizer: WhisperTokenizer, weights: dict[str, Tensor], column: int, wanted: Wanted
+    shape: dict[str, Any],
+    tokenizer: WhisperTokenizer,
+    weights: dict[str, Tensor],
+    renaming: Renaming,
+    wanted: WhisperTask,
 ) -> SpeechModel:
     if not 0 < wanted.window <= WINDOW:
         raise ValueError(f"the window must be more than 0 and at most {WINDOW:.0f} s, not {wanted.window}")
     features = FeatureConfig("whisper", dim=shape["input_dim"], pad_seconds=wanted.window)
-    return _built(features, _whisper_config(shape, tokenizer, wanted), tokenizer, weights, column, wanted.normalizer)
+    return _built(features, _whisper_config(shape, tokenizer, wanted), tokenizer, weights, renaming, wanted.normalizer)
 
 
-def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, wanted: Wanted) -> ModelConfig:
+def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, wanted: WhisperTask) -> ModelConfig:
     return ModelConfig(
         vocab_size=len(tokenizer),
         activation="gelu",
@@ -233,7 +243,7 @@ def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, wanted: 
     )
 
 
-def _from_hugging_face(source: Path, vocabulary: str | Path | None, wanted: Wanted) -> SpeechModel:
+def _from_hugging_face(source: Path, vocabulary: str | Path | None, wanted: WhisperTask) -> SpeechModel:
     described = json.loads((source / "config.json").read_text(encoding="utf-8"))
     weights = load_file(source / "model.safetensors")
     kind = described.get("model_type")
@@ -248,7 +258,7 @@ def _from_hugging_face(source: Path, vocabulary: str | Path | None, wanted: Want
         tokenizer = _whisper_tokenizer(source, vocabulary, described["vocab_size"])
         shape["input_dim"] = described["num_mel_bins"]
         return _whisper(shape, tokenizer, weights, HUGGING_FACE, wanted)
-    if wanted._replace(language="en") != Wanted() or vocabulary is not None:
+    if wanted._replace(language="en") != WhisperTask() or vocabulary is not None:
         raise ValueError("task, timestamps, window and vocabulary are for Whisper, not for Speech2Text")
     tokenizer = Speech2TextTokenizer.load(source)
     config = ModelConfig(
@@ -270,7 +280,7 @@ def _from_hugging_face(source: Path, vocabulary: str | Path | None, wanted: Want
         **shape,
     )
     features = FeatureConfig("kaldi", dim=config.input_dim, normalization="cmvn")
-    return _built(features, config, tokenizer, weights, HUGGING_FACE, wanted.normalizer)
+    return _built(features, config, tokenizer, weights, SPEECH2TEXT, wanted.normalizer)
 
 
 def _whisper_tokenizer(source: Path, vocabulary: str | Path | None, vocab_size: int) -> WhisperTokenizer:

@@ -36,10 +36,6 @@ class LanguageModel(TokenStack):
             x = layer(x, mask)
         return self.log_posteriors(x)
 
-    def teacher_forced(self, Y: Tensor) -> Tensor:
-        """Log-posteriors `(B, U + 1, V)` of every token of `Y (B, U)` and of what comes after the last, float32."""
-        return self(self.prompted(Y))[:, len(self.config.prompt) - 1 :]
-
     def start(self, batch: int, width: int) -> AttentionCache:
         """The cache before the first step, for `batch` utterances of `width` hypotheses each."""
         return AttentionCache.empty(self.config, len(self.layers), batch, width, self.embedding.weight)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.attention import MultiHeadAttention
-from asr.model.cache import Newest
+from asr.model.cache import StepPosition
 from asr.model.config import ModelConfig
 from asr.model.dropout import Dropout
 
@@ -58,10 +58,10 @@ class TransformerEncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, weights: list[Tensor] | None = None) -> Tensor:
         """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding -> `(B, L, D)`."""
-        x = self.attention_residual(x, lambda y: self.attention(y, y, mask, weights))
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights))
         return self.ffn_residual(x, self.ffn)
 
-    def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: Newest) -> Tensor:
+    def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: StepPosition) -> Tensor:
         """The newest position of W hypotheses, as in `MultiHeadAttention.step`: the layer of a language model."""
         x = self.attention_residual(x, lambda y: self.attention.step(y, past, newest))
         return self.ffn_residual(x, self.ffn)
@@ -118,7 +118,7 @@ class ConformerEncoderLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None, weights: list[Tensor] | None = None) -> Tensor:
         """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding -> `(B, L, D)`."""
         x = self.first_ffn_residual(x, self.first_ffn)
-        x = self.attention_residual(x, lambda y: self.attention(y, y, mask, weights))
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights))
         x = self.convolution_residual(x, lambda y: self.convolution(y, mask))
         return self.norm(self.ffn_residual(x, self.ffn))
 
@@ -144,7 +144,7 @@ class TransformerDecoderLayer(nn.Module):
         weights: list[Tensor] | None = None,
     ) -> Tensor:
         """`x (B, T', D)` under the causal `mask (T', T')`, `memory (B, M, D)` under `memory_mask (B, 1, 1, M)`."""
-        x = self.self_attention_residual(x, lambda y: self.self_attention(y, y, mask))
+        x = self.self_attention_residual(x, lambda y: self.self_attention(y, mask=mask))
         x = self.cross_attention_residual(x, lambda y: self.cross_attention(y, memory, memory_mask, weights))
         return self.ffn_residual(x, self.ffn)
 
@@ -152,7 +152,7 @@ class TransformerDecoderLayer(nn.Module):
         self,
         x: Tensor,
         past: tuple[Tensor, Tensor],
-        newest: Newest,
+        newest: StepPosition,
         cross: tuple[Tensor, Tensor],
         memory_mask: Tensor,
     ) -> Tensor:

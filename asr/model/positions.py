@@ -76,13 +76,13 @@ def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
     half = x.shape[-1] // 2
     if positions is None:
         positions = torch.arange(x.shape[-2], device=x.device)
-    angle = turns(positions, x.shape[-1])
+    angle = rotary_angles(positions, x.shape[-1])
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
 
 
-def turns(positions: Tensor, key_dim: int) -> Tensor:
+def rotary_angles(positions: Tensor, key_dim: int) -> Tensor:
     """The angles by which `rotate` turns the pairs of queries and keys at `positions (L,)`: `(L, d_k / 2)`."""
     half = key_dim // 2
     return positions[:, None] * 10000.0 ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)

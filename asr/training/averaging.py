@@ -25,7 +25,7 @@ from asr.training.resuming import ResumableData, read_checkpoint
 logger = logging.getLogger(__name__)
 
 
-class Best(ModelCheckpoint):
+class BestCheckpoints(ModelCheckpoint):
     """Checkpoints by a figure of the dev set. Those of a training that goes on with another dev set are set aside as
     soon as an epoch is scored on that."""
 
@@ -52,10 +52,10 @@ class Best(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
 
-def keep_best(data: ResumableData, out: Path, figure: str, decimals: int, count: int = 1) -> Best:
+def keep_best(data: ResumableData, out: Path, figure: str, decimals: int, count: int = 1) -> BestCheckpoints:
     """Keeps the checkpoints of the `count` epochs whose logged `figure` is least, in its name to so many `decimals`; an
     epoch that is repeated after a kill replaces what it had saved."""
-    return Best(
+    return BestCheckpoints(
         data,
         out / "checkpoints",
         filename=f"{{epoch:03d}}-{{{figure}:.{decimals}f}}",
@@ -66,7 +66,7 @@ def keep_best(data: ResumableData, out: Path, figure: str, decimals: int, count:
     )
 
 
-class RunningMean(WeightAveraging):
+class EMA(WeightAveraging):
     """The mean of the weights that forgets all but `decay` of itself at each update, kept where the weights are.
 
     Buffers are as they are: a prompt's tokens have no mean."""

@@ -15,7 +15,7 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer
 from asr.training.config import TokenizerConfig, TrainConfig
-from asr.training.vocabulary import exchange_tokens
+from asr.training.vocabulary import transfer_vocabulary
 
 CONFIG_OF_THE_VOCABULARY = ("prompt", "eos", "suppressed", "suppressed_first", "first_timestamp", "ctc")
 CONFIG_OF_THE_DECODER = (
@@ -84,7 +84,7 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
     transformer = Transformer(shape)
     transformer.load_state_dict(weights, strict=False)
     if isinstance(origin, SpeechModel) and anew:
-        exchange_tokens(
+        transfer_vocabulary(
             {name: rows for name, rows in transformer.state_dict().items() if name.startswith(OF_THE_VOCABULARY)},
             origin.transformer.state_dict(),
             tokenizer,
@@ -113,7 +113,7 @@ def adapt_language_model(origin: TextModel, config: ModelConfig, tokenizer: Toke
     weights, known = model.state_dict(), origin.transformer.state_dict()
     of_the_tokens = {name: rows for name, rows in weights.items() if name.startswith(OF_THE_TOKENS)}
     model.load_state_dict({name: known[name] for name in weights if name not in of_the_tokens}, strict=False)
-    exchange_tokens(of_the_tokens, known, tokenizer, origin.tokenizer)
+    transfer_vocabulary(of_the_tokens, known, tokenizer, origin.tokenizer)
     deepen(model, more)
     return model
 

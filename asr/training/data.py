@@ -178,36 +178,19 @@ class SpeechData(SoundData):
         self.window = model.front_end.config.pad_seconds
         self.longest = model.transformer.config.longest_transcript
 
-        front_end, encoder = model.front_end, model.transformer.encoder
-
-        def unplaced(cut: MonoCut, speed: float = 1.0) -> str | None:
-            if reason := _unplaced(cut, speed, front_end, encoder, self.tokenizer):
-                return reason
-            if self.longest is None:
-                return None
-            count = len(self.tokenizer.encode(cut.supervisions[0].text))
-            if count <= self.longest:
-                return None
-            return f"{count} labels are more than the {self.longest} that the decoder has positions for"
+        def without_positions(cut: MonoCut, speed: float = 1.0) -> str | None:
+            return self._without_positions(cut, speed, model)
 
         strange: list[str] = []
 
-        def unaligned(cut: MonoCut) -> str | None:
+        def unfit(cut: MonoCut) -> str | None:
             labels = self.tokenizer.encode(cut.supervisions[0].text)
             if self.tokenizer.lacks_some(labels):
                 strange.append(cut.supervisions[0].text)
-            needed = len(labels) + sum(a == b for a, b in pairwise(labels))
-            frames = memory_length(cut, max(self.config.speeds), front_end, encoder, self.tokenizer)
-            if not model.transformer.ctc:
-                needed = math.ceil(len(labels) / model.transformer.config.tokens_per_frame)
-            if frames >= needed:
-                return None
-            return f"{frames} encoder frames are too few for {len(labels)} labels"
+            outside, slowest = self._outside(cut), min(self.config.speeds)
+            return outside or without_positions(cut, slowest) or self._too_short(cut, labels, model)
 
-        def unfit(cut: MonoCut) -> str | None:
-            return self._outside(cut) or unplaced(cut, min(self.config.speeds)) or unaligned(cut)
-
-        self._keep(unfit, unplaced, front_end.config)
+        self._keep(unfit, without_positions, model.front_end.config)
         if strange:
             logger.warning(
                 "%d transcripts have characters that the tokenizer cannot write, as in %r: the model learns to write "
@@ -215,6 +198,26 @@ class SpeechData(SoundData):
                 len(strange),
                 strange[0],
             )
+
+    def _without_positions(self, cut: MonoCut, speed: float, model: SpeechModel) -> str | None:
+        """Why encoder or decoder have too few positions for a cut; None: they have enough."""
+        if reason := _unplaced(cut, speed, model.front_end, model.transformer.encoder, self.tokenizer):
+            return reason
+        if self.longest is None:
+            return None
+        count = len(self.tokenizer.encode(cut.supervisions[0].text))
+        if count <= self.longest:
+            return None
+        return f"{count} labels are more than the {self.longest} that the decoder has positions for"
+
+    def _too_short(self, cut: MonoCut, labels: list[int], model: SpeechModel) -> str | None:
+        """Why a cut has too few encoder frames for its labels; None: it has enough."""
+        needed = len(labels) + sum(a == b for a, b in pairwise(labels))
+        if not model.transformer.ctc:
+            needed = math.ceil(len(labels) / model.transformer.config.tokens_per_frame)
+        encoder = model.transformer.encoder
+        frames = memory_length(cut, max(self.config.speeds), model.front_end, encoder, self.tokenizer)
+        return None if frames >= needed else f"{frames} encoder frames are too few for {len(labels)} labels"
 
 
 def _outlive_sigterm(_: int) -> None:

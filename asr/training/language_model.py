@@ -15,20 +15,20 @@ from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.training.averaging import average_checkpoints, best_checkpoints, keep_best
+from asr.training.base import Training
 from asr.training.building import adapt_language_model
 from asr.training.callbacks import EpochTimer
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy
 from asr.training.memory import FreedMemory
-from asr.training.optimized import Optimized
-from asr.training.resuming import Latest
+from asr.training.resuming import LastCheckpoint
 from asr.training.text import TextData
 from asr.training.trainer import begin, lightning_trainer
 
 logger = logging.getLogger(__name__)
 
 
-class LanguageModelTraining(Optimized):
+class LanguageModelTraining(Training):
     """Trains a `LanguageModel` to predict each token of a line, and its end, from the ones before."""
 
     stack = "model"
@@ -92,7 +92,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
         model = LanguageModel(shape)
     longest = model.config.longest_transcript
     data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed, longest)
-    best, latest = keep_best(data, out, "dev/loss", 4), Latest(out / "checkpoints", config.save_minutes)
+    best, latest = keep_best(data, out, "dev/loss", 4), LastCheckpoint(out / "checkpoints", config.save_minutes)
     board = TensorBoardLogger(out, name="tensorboard", version="")
     trainer = lightning_trainer(config, [FreedMemory(), best, latest, PerplexityLine(data.tokens)], logger=board)
     updates = config.epochs * data.updates_per_epoch(trainer.world_size)

@@ -59,13 +59,13 @@ def joint_loss(
         of_ctc = (1 - w) * ctc + w * each[1:].mean()
     difference = none
     if config.consistency:
-        difference = disagreement(output.ctc_log_probs, output.memory_lens) / tokens
+        difference = consistency_loss(output.ctc_log_probs, output.memory_lens) / tokens
         of_ctc = of_ctc + config.consistency * difference
     total = config.ctc_weight * of_ctc + (1 - config.ctc_weight) * attention
     return Losses(total, ctc.detach(), attention.detach(), difference.detach(), none)
 
 
-def disagreement(log_probs: Tensor, lens: Tensor) -> Tensor:
+def consistency_loss(log_probs: Tensor, lens: Tensor) -> Tensor:
     """Sum over the real frames of the Kullback-Leibler divergences of each half of `log_probs (2 B, M, V)` from what
     the other half says, which is taken as given; `lens (2 B,)`."""
     both = log_probs.unflatten(0, (2, -1))

@@ -45,7 +45,7 @@ def largest_sizes(data: SoundData) -> list[Size]:
     ]
 
 
-def made_up(module: L.LightningModule, size: Size, vocabulary: int = 0) -> Batch:
+def dummy_batch(module: L.LightningModule, size: Size, vocabulary: int = 0) -> Batch:
     """A batch of noise and of random labels `(B, U)`, for a module whose `model` has a front end; `vocabulary`: tokens,
     0 where nothing is written."""
     front_end = module.model.front_end
@@ -63,7 +63,7 @@ def try_batch(module: L.LightningModule, size: Size, vocabulary: int) -> None:
     ValueError where memory is too small."""
     try:
         with module.trainer.precision_plugin.train_step_context():
-            total = module.total_loss(made_up(module, size, vocabulary))
+            total = module.total_loss(dummy_batch(module, size, vocabulary))
         if module.sharded:  # the gradients of shares come by hooks alone
             total.backward()
             module.zero_grad()

@@ -11,15 +11,15 @@ from asr.audio.distort import Distortion
 from asr.decode.scoring import word_errors
 from asr.decode.search import search
 from asr.model.speech_model import SpeechModel
+from asr.training.base import Training
 from asr.training.batches import Batch
 from asr.training.config import TrainConfig
 from asr.training.loss import Losses, joint_loss
-from asr.training.memory import NOTHING, made_up
+from asr.training.memory import NOTHING, dummy_batch
 from asr.training.minimum_wer import expected_word_errors
-from asr.training.optimized import Optimized
 
 
-class SpeechTraining(Optimized):
+class SpeechTraining(Training):
     """Trains a `SpeechModel` for `updates` optimiser steps."""
 
     stack = "model.transformer"
@@ -35,7 +35,7 @@ class SpeechTraining(Optimized):
     def training_step(self, batch: Batch) -> torch.Tensor:
         tokens = self.mean_of_processes((batch.Y_lens + 1).sum())
         if not len(batch.lens):  # the other processes wait for gradients all the same
-            return 0.0 * self.total_loss(made_up(self, NOTHING, len(self.model.tokenizer)))
+            return 0.0 * self.total_loss(dummy_batch(self, NOTHING, len(self.model.tokenizer)))
         losses = self.losses(batch, tokens)
         values = {f"train/{name}": value for name, value in losses._asdict().items()}
         self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))

@@ -14,20 +14,20 @@ from asr.audio.augment import change_speed
 from asr.model.best_rq import MaskedPrediction, Prediction
 from asr.model.encoder_model import EncoderModel
 from asr.training.averaging import average_checkpoints, best_checkpoints, keep_best
+from asr.training.base import Training
 from asr.training.batches import Batch
 from asr.training.callbacks import EpochLine
 from asr.training.config import PretrainConfig
 from asr.training.data import SoundData
-from asr.training.memory import NOTHING, FreedMemory, LargestFirst, made_up
-from asr.training.optimized import Optimized
+from asr.training.memory import NOTHING, FreedMemory, LargestFirst, dummy_batch
 from asr.training.report import write_report
-from asr.training.resuming import Latest, step_seed
+from asr.training.resuming import LastCheckpoint, step_seed
 from asr.training.trainer import begin, device_count, extent, new_trainer, set_statistics
 
 logger = logging.getLogger(__name__)
 
 
-class Pretraining(Optimized):
+class Pretraining(Training):
     """Trains the encoder of an `EncoderModel` for `updates` optimiser steps."""
 
     stack = "masked_prediction"
@@ -40,7 +40,7 @@ class Pretraining(Optimized):
 
     def training_step(self, batch: Batch) -> torch.Tensor:
         if not len(batch.lens):  # the other processes wait for gradients all the same
-            return 0.0 * self.total_loss(made_up(self, NOTHING))
+            return 0.0 * self.total_loss(dummy_batch(self, NOTHING))
         found = self._predict(batch)
         total = self._total(found)
         values = {"train/total": total.detach(), "train/masked": found.masked_loss.detach()}
@@ -78,7 +78,7 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
     model = EncoderModel(config.features, replace(config.model, input_dim=config.features.dim))
     data.fit_to(model.front_end, model.encoder)
     best = keep_best(data, out, "dev/loss", 4)
-    latest = Latest(out / "checkpoints", config.save_minutes)
+    latest = LastCheckpoint(out / "checkpoints", config.save_minutes)
     line = EpochLine(data.train_seconds, {"dev/accuracy": "dev accuracy {:.1f} %"})
     callbacks = [FreedMemory(), LargestFirst(data), best, latest, line, LearningRateMonitor("step")]
     trainer, updates = new_trainer(config, data, model, callbacks)

@@ -34,7 +34,7 @@ svg {{ max-width: 100%; height: auto }} pre {{ overflow-x: auto }}</style></head
 """
 
 
-def write_report(out: Path, summary: str, settings: dict[str, Any]) -> Path:
+def write_report(out: Path, summary: str, settings: dict[str, Any]) -> None:
     """Writes `out`/report.html from `out`/tensorboard; `summary` is a sentence on how the training ended."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # heavy: at the end alone
 
@@ -60,9 +60,7 @@ def write_report(out: Path, summary: str, settings: dict[str, Any]) -> Path:
         samples=samples,
         settings=html.escape(json.dumps(settings, indent=1, default=str)),
     )
-    path = out / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path
+    (out / "report.html").write_text(page, encoding="utf-8")
 
 
 def _plots(panels: list[tuple[str, dict[str, list]]]) -> str:

@@ -70,7 +70,7 @@ class ResumableData(L.LightningDataModule):
     """Data whose checkpoints hold the place in the epoch."""
 
     done = (-1, 0)  # an epoch, and how many of its batches
-    were: list[float] | None = None  # the batches then, by what decides them
+    saved_batching: list[float] | None = None  # the batches then, by what decides them
     has_another_dev_set = False  # than when the checkpoint was made
     seed: int
 
@@ -78,7 +78,7 @@ class ResumableData(L.LightningDataModule):
         """The training's batches, from where the checkpoint left off."""
         loop = self.trainer.fit_loop
         epoch = loop.epoch_progress.current.processed
-        if self.done[0] == epoch and self.were != self._are():
+        if self.done[0] == epoch and self.saved_batching != self._batching():
             logger.warning(
                 "epoch %d begins anew: its batches are not those of which %d were done", epoch + 1, self.done[1]
             )
@@ -96,7 +96,7 @@ class ResumableData(L.LightningDataModule):
         """What tells one dev set from another."""
         raise NotImplementedError
 
-    def _are(self) -> list[float]:
+    def _batching(self) -> list[float]:
         return [self.seed, self.trainer.world_size, *self.batches_by()]
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,16 +105,16 @@ class ResumableData(L.LightningDataModule):
         return {
             "epoch": loop.epoch_progress.current.ready - 1,
             "batches": batches,
-            "by": self._are(),
+            "by": self._batching(),
             "dev": self.dev_set(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.done, self.were = (state["epoch"], state["batches"]), state["by"]
+        self.done, self.saved_batching = (state["epoch"], state["batches"]), state["by"]
         self.has_another_dev_set = state["dev"] != self.dev_set()
 
 
-class Latest(Checkpoint):
+class LastCheckpoint(Checkpoint):
     """`last.ckpt`, the training as it stands: at the end of each epoch, within it every `minutes`, and where SIGTERM
     ends it (a validation is finished first). The file is replaced at once: whenever the training is killed, one of them
     is whole."""

@@ -17,7 +17,7 @@ from asr.model.bigram import MOST_TOKENS, Bigram
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
-from asr.training.averaging import RunningMean, average_checkpoints, best_checkpoints, interpolate, keep_best
+from asr.training.averaging import EMA, average_checkpoints, best_checkpoints, interpolate, keep_best
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
 from asr.training.callbacks import EpochLine, Patience, Samples
 from asr.training.config import TrainConfig
@@ -25,7 +25,7 @@ from asr.training.data import SpeechData
 from asr.training.memory import FreedMemory, LargestFirst
 from asr.training.module import SpeechTraining
 from asr.training.report import write_report
-from asr.training.resuming import Latest
+from asr.training.resuming import LastCheckpoint
 from asr.training.trainer import begin, device_count, extent, new_trainer, set_statistics
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     model.load_state_dict(weights)
     module = SpeechTraining(config, model, updates)
     # the running mean would put itself in the place of what is to be validated
-    trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, RunningMean)]
+    trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, EMA)]
     wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]
     folder = out / "model"
     summary = f"dev WER {wer:.2f} % (average of {len(best)} checkpoints)"
@@ -105,11 +105,11 @@ def _check_trained(config: TrainConfig, model: SpeechModel, begun: bool) -> None
 
 def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callback]:
     best = keep_best(data, out, "dev/wer", 2, config.average)
-    latest = Latest(out / "checkpoints", config.save_minutes)
+    latest = LastCheckpoint(out / "checkpoints", config.save_minutes)
     shown = [EpochLine(data.train_seconds, {"dev/wer": "dev WER {:.2f} %"}), Samples(), LearningRateMonitor("step")]
     callbacks = [FreedMemory(), LargestFirst(data), best, latest, *shown]
     if config.ema:
-        callbacks.append(RunningMean(config.ema))
+        callbacks.append(EMA(config.ema))
     if config.patience:
         callbacks.append(Patience(config.patience, data))
     return callbacks

@@ -12,7 +12,7 @@ def warmup_updates(config: OptimizerConfig, updates: int) -> int:
     return max(1, round(config.warmup * updates if config.warmup < 1 else config.warmup))
 
 
-def rate(update: int, config: OptimizerConfig, updates: int) -> float:
+def lr_factor(update: int, config: OptimizerConfig, updates: int) -> float:
     """The learning rate at an update (from 0) of `updates`, as a part of `config.lr`. `inverse_sqrt` is the paper's
     curve, D^-0.5 · min(step^-0.5, step · warmup^-1.5), whose peak is (D · warmup)^-0.5 there."""
     step, warmup = update + 1, warmup_updates(config, updates)

@@ -51,29 +51,34 @@ def begin(config: RunConfig) -> Path | None:
     if config.precision == "16-mixed" and accelerator() == "cpu":  # which Lightning would take for bf16-mixed
         raise ValueError("precision=16-mixed is for a GPU: bf16-mixed and 32-true are for a CPU, too")
     last = Path(config.out) / "checkpoints" / "last.ckpt"
-    if last.exists() and not config.resume:
+    begun = last.exists()
+    if begun and not config.resume:
         raise FileExistsError(
             f"{config.out} holds a training already: resume=true goes on with it, out=... starts another"
         )
-    if not last.exists():
+    if begun:
+        _check_goes_on(config, read_checkpoint(last))
+    else:
         _without_others(last.parent, config.resume)
-    if last.exists():
-        checkpoint = read_checkpoint(last)
-        if checkpoint["epoch"] > config.epochs:
-            begun = f"the training in {config.out} is in epoch {checkpoint['epoch'] + 1} already"
-            raise ValueError(f"epochs={config.epochs}: {begun}")
-        saved = checkpoint["config"]
-        if (saved.get("strategy") == "fsdp") != (getattr(config, "strategy", "") == "fsdp"):
-            raise ValueError(
-                f"{config.out} was begun with strategy={saved['strategy']}, and goes on so: fsdp keeps the optimiser's"
-                " state in another order"
-            )
     if torch.cuda.is_available():
         leave_out_cudnn()
     else:
         keep_kernels(KERNELS)  # without those of all shapes a training in bfloat16 takes a third longer
     L.seed_everything(config.seed, workers=True, verbose=False)
-    return last if last.exists() else None
+    return last if begun else None
+
+
+def _check_goes_on(config: RunConfig, checkpoint: dict[str, Any]) -> None:
+    """Raises ValueError where a training cannot go on from its checkpoint as `config` says."""
+    if checkpoint["epoch"] > config.epochs:
+        begun = f"the training in {config.out} is in epoch {checkpoint['epoch'] + 1} already"
+        raise ValueError(f"epochs={config.epochs}: {begun}")
+    saved = checkpoint["config"]
+    if (saved.get("strategy") == "fsdp") != (getattr(config, "strategy", "") == "fsdp"):
+        raise ValueError(
+            f"{config.out} was begun with strategy={saved['strategy']}, and goes on so: fsdp keeps the optimiser's"
+            " state in another order"
+        )
 
 
 def _without_others(checkpoints: Path, resume: bool) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from asr.text.tokenizer import SPECIALS, Tokenizer
 
 
-def exchange_tokens(
+def transfer_vocabulary(
     weights: Mapping[str, Tensor], known: Mapping[str, Tensor], tokenizer: Tokenizer, origin: Tokenizer
 ) -> None:
     """Sets the rows of `weights`, each `(V, ...)` for the tokens of `tokenizer`, from those of the same name in

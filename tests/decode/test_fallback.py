@@ -5,7 +5,7 @@ import torch
 
 from asr.decode import DecodeOptions, Hypothesis, search
 from asr.decode.beam import BeamSearch
-from asr.decode.fallback import is_doubtful, search_with_fallback
+from asr.decode.fallback import needs_fallback, search_with_fallback
 from asr.model.config import ModelConfig
 from asr.model.transformer import Transformer
 
@@ -26,7 +26,7 @@ def model() -> Transformer:
     ],
 )
 def test_what_repeats_itself_or_is_unlikely_is_doubtful(text, score, expected):
-    assert is_doubtful(text, 9, score) == expected
+    assert needs_fallback(text, 9, score) == expected
 
 
 def test_only_the_doubtful_are_drawn_anew_and_what_was_drawn_last_stays(model):

@@ -3,7 +3,7 @@ import torch
 
 from asr.decode import DecodeOptions, Hypothesis, Recognizer
 from asr.decode.search import search_memory
-from asr.decode.timestamps import LATEST_BEGIN, forbid_untimely_, stretches
+from asr.decode.timestamps import LATEST_BEGIN, apply_timestamp_rules_, timed_segments
 from asr.model.config import ModelConfig
 from asr.model.transformer import Transformer
 
@@ -28,7 +28,7 @@ def allowed(tokens: list[int], likely: int = 5) -> set[int]:
     scores = torch.full((1, 1, CONFIG.vocab_size), -20.0)
     scores[0, 0, likely] = 0.0
     history = torch.tensor([[tokens]], dtype=torch.long).reshape(1, 1, -1)
-    forbid_untimely_(scores, history, CONFIG, FORBIDDEN)
+    apply_timestamp_rules_(scores, history, CONFIG, FORBIDDEN)
     return set((scores[0, 0] > FORBIDDEN).nonzero()[:, 0].tolist())
 
 
@@ -60,28 +60,28 @@ def test_times_come_in_pairs_and_never_go_back(tokens, expected):
 def test_where_all_times_together_are_likelier_than_any_token_one_comes():
     scores = torch.full((1, 1, CONFIG.vocab_size), -8.0)
     scores[0, 0, 5] = -4.0  # 101 times at -8 are -3.4 together
-    forbid_untimely_(scores, torch.tensor([[[FIRST, 7]]]), CONFIG, FORBIDDEN)
+    apply_timestamp_rules_(scores, torch.tensor([[[FIRST, 7]]]), CONFIG, FORBIDDEN)
     assert set((scores[0, 0] > FORBIDDEN).nonzero()[:, 0].tolist()) == times(1)
 
 
 def test_a_hypothesis_is_cut_at_its_times():
     tokens = [FIRST, 5, 6, FIRST + 50, FIRST + 60, 7, FIRST + 99]
     scores = [-0.1 * i for i in range(7)]
-    first, second = stretches(Hypothesis(tokens, sum(scores), scores), CONFIG)
+    first, second = timed_segments(Hypothesis(tokens, sum(scores), scores), CONFIG)
     assert (first.begin, first.end, first.hypothesis.tokens) == (0.0, 1.0, [5, 6])
     assert (second.begin, second.end, second.hypothesis.tokens) == (1.2, pytest.approx(1.98), [7])
     assert second.hypothesis.token_scores == [scores[5]]
 
 
 def test_what_ends_without_a_time_has_none():
-    (only,) = stretches(Hypothesis([FIRST + 5, 7], -1.0, [-0.5, -0.5]), CONFIG)
+    (only,) = timed_segments(Hypothesis([FIRST + 5, 7], -1.0, [-0.5, -0.5]), CONFIG)
     assert (only.begin, only.end, only.hypothesis.tokens) == (0.1, None, [7])
 
 
 @pytest.mark.parametrize("tokens", [[], [5, 6]])
 def test_a_model_without_times_has_one_stretch(tokens, tiny_config):
     hypothesis = Hypothesis(tokens, -1.0, [-0.5] * len(tokens))
-    (only,) = stretches(hypothesis, tiny_config)
+    (only,) = timed_segments(hypothesis, tiny_config)
     assert (only.begin, only.end) == (None, None)
     assert only.hypothesis == hypothesis
 
@@ -101,7 +101,7 @@ def test_every_hypothesis_of_a_search_keeps_the_rules(beam_size):
         for i, token in enumerate(hypothesis.tokens):
             scores = torch.zeros(1, 1, CONFIG.vocab_size)
             scores[0, 0, token] = 9.0
-            forbid_untimely_(scores, torch.tensor(hypothesis.tokens[:i]).reshape(1, 1, -1), CONFIG, FORBIDDEN)
+            apply_timestamp_rules_(scores, torch.tensor(hypothesis.tokens[:i]).reshape(1, 1, -1), CONFIG, FORBIDDEN)
             assert scores[0, 0, token] > FORBIDDEN
 
 

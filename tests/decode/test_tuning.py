@@ -45,14 +45,6 @@ def test_a_language_model_lives_in_the_folder_of_its_model(tiny_model, tiny_conf
     assert Recognizer.load(tmp_path / "asr", language_model=None).language_model is None
 
 
-def test_a_folder_may_name_an_option_that_there_was(tiny_model, tmp_path):
-    tiny_model.save(tmp_path)
-    save_tuning(tmp_path, DecodeOptions(beam_size=7))
-    written = (tmp_path / "decoding.json").read_text()
-    (tmp_path / "decoding.json").write_text(written.replace('"nbest": 1', '"nbest": 1, "ctc_window": 0'))
-    assert load_tuning(tmp_path).options == DecodeOptions(beam_size=7)
-
-
 @pytest.mark.parametrize("content", ["{", "{}", '{"options": {"beam": 3}, "calibration": null}'])
 def test_a_damaged_file_is_a_clear_error(tiny_model, tmp_path, content):
     tiny_model.save(tmp_path)

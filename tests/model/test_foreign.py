@@ -13,7 +13,7 @@ from asr.decode import DecodeOptions, Recognizer
 from asr.decode.options import IMPORTED
 from asr.import_model import main as import_command
 from asr.model.folder import ModelError
-from asr.model.foreign import Wanted, export_model, import_model
+from asr.model.foreign import WhisperTask, export_model, import_model
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.speech2text import SPECIAL, Speech2TextTokenizer
@@ -131,7 +131,7 @@ def test_speech2texts_features_are_theirs():
 @torch.inference_mode()
 def test_whispers_encoder_and_logits_are_theirs(whisper):
     folder, theirs = whisper
-    model = import_model(folder, wanted=Wanted("zh"))
+    model = import_model(folder, wanted=WhisperTask("zh"))
     ours = model.transformer
     X = torch.randn(2, 3000, 80)
     Y = torch.randint(0, 266, (2, 7))
@@ -248,7 +248,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path, whisper, capsys)
         with pytest.raises(ModelError, match=message):
             import_model(source)
     with pytest.raises(ModelError, match="knows no 'xx'"):
-        import_model(folder, wanted=Wanted("xx"))
+        import_model(folder, wanted=WhisperTask("xx"))
     described = json.loads((folder / "config.json").read_text())
     for change, message in (
         ({"model_type": "bert"}, "neither whisper nor speech_to_text"),
@@ -305,8 +305,8 @@ def test_a_model_of_another_form_is_not_exported(tiny_model, small_whisper, tmp_
 
 
 def test_what_is_not_english_has_the_neutral_normaliser(whisper):
-    assert import_model(whisper[0], wanted=Wanted("de")).normalize("Größe?") == "größe"
-    assert import_model(whisper[0], wanted=Wanted("de", "translate")).normalizer_name == "english"
+    assert import_model(whisper[0], wanted=WhisperTask("de")).normalize("Größe?") == "größe"
+    assert import_model(whisper[0], wanted=WhisperTask("de", "translate")).normalizer_name == "english"
 
 
 def test_an_openai_checkpoint_is_the_same_model(whisper, tmp_path):

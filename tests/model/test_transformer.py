@@ -90,7 +90,7 @@ def test_hypotheses_that_change_places_keep_their_own_past(changes):
             state = state.reorder(parents)
             log_probs, state = transformer.decoder.step(tokens[:, :, 0], state.compact() if step % 8 == 7 else state)
         assert state.past.filled < 0.8 * 3 * 71  # most of the past is common to all, and kept once
-        assert state.past.foreign.shape[2] < state.past.filled + 2 * GROWTH * 3
+        assert state.past.hidden.shape[2] < state.past.filled + 2 * GROWTH * 3
         for w in range(3):
             whole = transformer.decoder(Y_in[:, w], memory, lens)
             torch.testing.assert_close(log_probs[:, w], whole[:, -1], atol=1e-5, rtol=0)

@@ -4,7 +4,7 @@ import torch
 from asr.model.transformer import Output
 from asr.text.tokenizer import EOS
 from asr.training.config import LossConfig
-from asr.training.loss import IGNORED, disagreement, joint_loss, smoothed_cross_entropy, targets
+from asr.training.loss import IGNORED, consistency_loss, joint_loss, smoothed_cross_entropy, targets
 
 
 def test_targets_end_and_then_are_ignored():
@@ -100,7 +100,7 @@ def test_views_that_agree_cost_nothing_and_the_teller_is_taken_as_given():
     config = LossConfig(ctc_weight=1.0, consistency=0.2)
     assert joint_loss(out._replace(every_ctc=same[None]), Y, Y_lens, config).consistency.item() == pytest.approx(0)
     scores = torch.randn(4, 12, 9, requires_grad=True)
-    loss = disagreement(scores.log_softmax(-1), torch.full((4,), 12))
+    loss = consistency_loss(scores.log_softmax(-1), torch.full((4,), 12))
     loss.backward()
     # the gradient of KL(teller || told) with respect to the scores of the told: told - teller
     told = scores.softmax(-1)

@@ -8,8 +8,8 @@ from torch import nn
 from torch.multiprocessing import start_processes
 
 import asr.training.muon
+from asr.training.base import Training
 from asr.training.muon import QUINTICS, Muon, orthogonalized
-from asr.training.optimized import Optimized
 from asr.training.run import train
 from tests.training.tones import options
 
@@ -128,13 +128,13 @@ def test_two_processes_each_orthogonalise_a_share(tmp_path):
 
 def test_a_training_has_it_for_the_layers_matrices_that_learn(corpus, tmp_path, monkeypatch):
     made = []
-    configure = Optimized.configure_optimizers
+    configure = Training.configure_optimizers
 
     def configured(self):
         made.append((self, configure(self)["optimizer"]))
         return configure(self)
 
-    monkeypatch.setattr(Optimized, "configure_optimizers", configured)
+    monkeypatch.setattr(Training, "configure_optimizers", configured)
     folder, _ = train(options(corpus, tmp_path / "first", "epochs=1"))
     settings = ["epochs=1", "optimizer.kind=muon", f"init_from={folder}", "freeze_layers=1"]
     train(options(corpus, tmp_path / "second", *settings))

@@ -10,7 +10,7 @@ import torch
 from asr.training.averaging import best_checkpoints
 from asr.training.config import OptimizerConfig, TrainConfig
 from asr.training.module import SpeechTraining
-from asr.training.resuming import Latest, Resumable, read_checkpoint, step_seed
+from asr.training.resuming import LastCheckpoint, Resumable, read_checkpoint, step_seed
 from asr.training.run import train
 from tests.training.tones import options
 
@@ -60,7 +60,7 @@ def losses(monkeypatch) -> dict[tuple[int, int], float]:
 
 def train_until_killed(config: TrainConfig, place: tuple[int, int], monkeypatch) -> None:
     """To just before the batch at `place`: epoch and number."""
-    start = Latest.on_train_batch_start
+    start = LastCheckpoint.on_train_batch_start
 
     def killed(self, trainer, module, batch, batch_idx):
         start(self, trainer, module, batch, batch_idx)
@@ -68,7 +68,7 @@ def train_until_killed(config: TrainConfig, place: tuple[int, int], monkeypatch)
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Latest, "on_train_batch_start", killed)
+        patch.setattr(LastCheckpoint, "on_train_batch_start", killed)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             train(config)
 
@@ -180,7 +180,7 @@ def test_a_training_goes_on_where_it_stopped(corpus, tmp_path, monkeypatch):
 
 def test_an_epoch_that_is_repeated_is_averaged_once(corpus, tmp_path, monkeypatch):
     """Killed after the best checkpoints were written and before the last one was."""
-    saved = Latest.on_train_epoch_end
+    saved = LastCheckpoint.on_train_epoch_end
 
     def dies(self, trainer, module):
         if trainer.current_epoch == 1:
@@ -188,7 +188,7 @@ def test_an_epoch_that_is_repeated_is_averaged_once(corpus, tmp_path, monkeypatc
         saved(self, trainer, module)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Latest, "on_train_epoch_end", dies)
+        patch.setattr(LastCheckpoint, "on_train_epoch_end", dies)
         with pytest.raises(RuntimeError, match="the power went"):
             train(options(corpus, tmp_path, "epochs=2", "validate_every=1"))
     train(options(corpus, tmp_path, "epochs=2", "validate_every=1", "resume=true"))
@@ -234,7 +234,7 @@ def test_a_checkpoint_that_could_not_be_written_leaves_the_last_one_whole(tmp_pa
             path.write_bytes(b"half")
             raise OSError(28, os.strerror(28), str(path))
 
-    latest = Latest(tmp_path, minutes=0)
+    latest = LastCheckpoint(tmp_path, minutes=0)
     latest.path.write_bytes(b"whole")
     with pytest.raises(OSError, match="No space left"):
         latest.on_train_epoch_end(Full(), None)
@@ -267,7 +267,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(corpus, tmp_path, 
 
 
 def test_a_training_whose_gradients_stay_broken_stops(corpus, tmp_path, broken, monkeypatch):
-    monkeypatch.setattr("asr.training.optimized.MOST_SKIPPED", 3)
+    monkeypatch.setattr("asr.training.base.MOST_SKIPPED", 3)
     broken |= set(range(2, 99))
     with pytest.raises(FloatingPointError, match="not finite: lower optimizer.lr"):
         train(options(corpus, tmp_path / "exp", "epochs=3"))

@@ -3,11 +3,11 @@ from itertools import pairwise
 import pytest
 
 from asr.training.config import OptimizerConfig
-from asr.training.schedule import rate, warmup_updates
+from asr.training.schedule import lr_factor, warmup_updates
 
 
 def rates(updates: int = 1000, **changes) -> list[float]:
-    return [rate(update, OptimizerConfig(**changes), updates) for update in range(updates)]
+    return [lr_factor(update, OptimizerConfig(**changes), updates) for update in range(updates)]
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt"])
@@ -21,7 +21,7 @@ def test_the_rate_rises_linearly_to_its_peak_and_falls(schedule):
 
 def test_cosine_ends_at_zero_and_stays_there():
     assert rates(schedule="cosine")[-1] == pytest.approx(0.0, abs=1e-6)
-    assert rate(5000, OptimizerConfig(), 1000) == pytest.approx(0.0, abs=1e-6)
+    assert lr_factor(5000, OptimizerConfig(), 1000) == pytest.approx(0.0, abs=1e-6)
 
 
 def noam(step: int, d_model: int, warmup: int) -> float:
@@ -33,7 +33,7 @@ def test_inverse_square_root_is_the_papers_curve():
     config = OptimizerConfig(schedule="inverse_sqrt", warmup=400)
     peak = noam(400, 512, 400)
     for step in (1, 100, 400, 401, 2000, 9000):
-        assert rate(step - 1, config, 10_000) == pytest.approx(noam(step, 512, 400) / peak)
+        assert lr_factor(step - 1, config, 10_000) == pytest.approx(noam(step, 512, 400) / peak)
 
 
 def test_warm_up_is_a_number_of_updates_or_a_part_of_all():

@@ -12,8 +12,9 @@ from asr import evaluate, plots, transcribe
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import open_corpus
 from asr.decode import DecodeOptions
+from asr.decode.corpora import transcribe_cuts
 from asr.decode.observation import observe
-from asr.decode.scoring import character_errors, transcribe_cuts
+from asr.decode.scoring import character_errors
 from asr.training.run import train
 from tests.test_commands import call, run
 from tests.training.tones import options

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from asr.text.tokenizer import SPECIALS, BPETokenizer, CharTokenizer
-from asr.training.vocabulary import exchange_tokens
+from asr.training.vocabulary import transfer_vocabulary
 
 TEXTS = ["red red fox", "blue sky", "green red"] * 9
 
@@ -20,7 +20,7 @@ def subwords():
 def exchanged(tokenizer, origin, **known):
     """Rows that were 7 before, and what comes of them."""
     rows = {name: torch.full((len(tokenizer), *of_origin.shape[1:]), 7.0) for name, of_origin in known.items()}
-    exchange_tokens(rows, known, tokenizer, origin)
+    transfer_vocabulary(rows, known, tokenizer, origin)
     return rows
 
 
@@ -49,7 +49,7 @@ def test_what_the_origin_cannot_write_stays_as_it_is(subwords):
 
 def test_what_only_one_of_the_models_has_stays_as_it_is(characters, subwords):
     rows = {"ctc.weight": torch.full((len(subwords), 5), 7.0)}
-    exchange_tokens(rows, {"embedding": torch.zeros(len(characters), 5)}, subwords, characters)
+    transfer_vocabulary(rows, {"embedding": torch.zeros(len(characters), 5)}, subwords, characters)
     assert rows["ctc.weight"].eq(7).all()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -14,7 +15,7 @@ from asr.model.layers import layers_of
 from asr.training.config import RunConfig
 from asr.training.muon import Muon
 from asr.training.resuming import LOOK_EVERY, step_seed
-from asr.training.schedule import rate, warmup_updates
+from asr.training.schedule import lr_factor, warmup_updates
 from asr.training.sharding import Sharded, whole_norm
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 MOST_SKIPPED = 100  # updates in a row
 
 
-class Optimized(L.LightningModule):
+class Training(L.LightningModule):
     """A LightningModule that is optimised for `updates` steps as `settings` say."""
 
     stack: str  # the submodule that holds all trained weights, and is called as a whole
@@ -82,7 +83,7 @@ class Optimized(L.LightningModule):
         """What the options say now; the state of an optimiser that is resumed says what they said before."""
         settings, scheduler = self.settings, self.lr_schedulers()
         scheduler.base_lrs = [settings.lr] * len(scheduler.base_lrs)
-        lr = settings.lr * rate(scheduler.last_epoch, settings, self.updates)
+        lr = settings.lr * lr_factor(scheduler.last_epoch, settings, self.updates)
         for group in scheduler.optimizer.param_groups:
             decay = settings.weight_decay if any(p.ndim > 1 for p in group["params"]) else 0.0
             group.update(initial_lr=settings.lr, lr=lr, betas=tuple(settings.betas), weight_decay=decay)
@@ -157,5 +158,7 @@ class Optimized(L.LightningModule):
         warmup = warmup_updates(settings, self.updates)
         if warmup >= self.updates and self.trainer.is_global_zero:
             logger.warning("optimizer.warmup: the rate rises for all %d updates (warm-up: %d)", self.updates, warmup)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, settings, self.updates))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, partial(lr_factor, config=settings, updates=self.updates)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "name": "lr"}}

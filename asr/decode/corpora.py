@@ -1,0 +1,146 @@
+"""A whole corpus transcribed, by one process or several, or aligned."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch.distributed
+from lhotse import CutSet, MonoCut
+from lhotse.supervision import AlignmentItem
+
+from asr.corpus import Skipped, input_kind, iterate
+from asr.decode.recognizer import Recognizer
+from asr.decode.transcript import Transcript
+
+WAITING = timedelta(days=7)  # of a process that is done for the others: utterances are dealt out by number, not length
+
+
+class Transcribed(NamedTuple):
+    """A corpus as it was said and as it was heard."""
+
+    cuts: list[MonoCut]
+    references: list[str]  # normalised
+    hypotheses: list[str]  # normalised
+    transcripts: list[Transcript]
+    seconds: float  # that it took
+
+
+def iterate_for(recognizer: Recognizer, cuts: Iterable[MonoCut]) -> Iterator[tuple[MonoCut, np.ndarray | str]]:
+    """`asr.corpus.iterate`; raises ValueError for a cut of another kind than the model takes."""
+    for cut, sound in iterate(cuts):
+        if input_kind(cut) != recognizer.takes:
+            raise ValueError(f"{cut.id}: this is {input_kind(cut)}, and the model takes {recognizer.takes}")
+        yield cut, sound
+
+
+def transcribe_cuts(
+    recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None
+) -> Transcribed:
+    """Transcribes the cuts; what cannot be read is reported by name and left out. `progress` is told the seconds done.
+
+    Raises ValueError where nothing could be read or has a transcript, or the model cannot take what was (sound instead
+    of matrices, or of another width)."""
+    _check_transcripts(recognizer, cuts)
+    return _some(_transcribe(recognizer, cuts, progress))
+
+
+def _check_transcripts(recognizer: Recognizer, cuts: CutSet) -> None:
+    if not any(recognizer.model.normalize(cut.supervisions[0].text or "") for cut in cuts):
+        raise ValueError("no utterance has a transcript to compare with")
+
+
+def _some(done: Transcribed) -> Transcribed:
+    if not any(done.references):
+        raise ValueError("no utterance with a transcript could be read")
+    return done
+
+
+def _transcribe(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None) -> Transcribed:
+    normalize = recognizer.model.normalize
+    read = []
+
+    def sounds():
+        for cut, sound in iterate_for(recognizer, cuts):
+            read.append(cut)
+            yield sound
+
+    started = time.monotonic()
+    transcripts = list(recognizer.transcribe_all(sounds(), progress))
+    took = time.monotonic() - started
+    for cut, transcript in zip(read, transcripts, strict=True):
+        if transcript.error:
+            raise ValueError(f"{cut.id}: {transcript.error}")
+    references = [normalize(cut.supervisions[0].text or "") for cut in read]
+    return Transcribed(read, references, [normalize(transcript.text) for transcript in transcripts], transcripts, took)
+
+
+def transcribe_together(
+    recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None
+) -> Transcribed | None:
+    """`transcribe_cuts`, with the cuts dealt out to the processes that torchrun (or another launcher that sets
+    WORLD_SIZE and RANK) started: all of it, in order, in process 0, None in the others. Alone it does all itself."""
+    rank, world = rank_and_world()
+    if world == 1:
+        return transcribe_cuts(recognizer, cuts, progress)
+    _check_transcripts(recognizer, cuts)
+    place = {cut.id: i for i, cut in enumerate(cuts)}
+    mine = _transcribe(recognizer, CutSet.from_cuts(list(cuts)[rank::world]), progress)
+    torch.distributed.init_process_group("gloo", timeout=WAITING)
+    everything: list | None = [None] * world if rank == 0 else None
+    torch.distributed.gather_object(mine, everything)
+    torch.distributed.destroy_process_group()
+    if everything is None:
+        return None
+    *columns, seconds = zip(*everything, strict=True)
+    cuts, *others = (list(chain.from_iterable(column)) for column in columns)
+    order = sorted(range(len(cuts)), key=lambda i: place[cuts[i].id])
+    in_order = ([column[i] for i in order] for column in (cuts, *others))
+    return _some(Transcribed(*in_order, max(seconds)))
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Which of how many processes this is."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None) -> CutSet:
+    """The cuts with the times of their words, which the model's normaliser has normalised. What cannot be read, is
+    silent, has no transcript or is too short for it is reported by name and left out. `progress` is told the seconds
+    done.
+
+    Raises ValueError where the model cannot take what was read or has no CTC, or nothing could be aligned."""
+    skipped, aligned = Skipped("aligning"), set()
+    skipped.total = len(cuts)
+    for batch in _of_a_length(recognizer, cuts):
+        texts = [recognizer.model.normalize(cut.supervisions[0].text or "") for cut, _ in batch]
+        for (cut, _), words in zip(batch, recognizer.align([sound for _, sound in batch], texts), strict=True):
+            if not words:
+                skipped.add(cut.id, "silent, or too short for its transcript" if words is None else "no transcript")
+                continue
+            items = [AlignmentItem(word.text, word.start, word.end - word.start) for word in words]
+            cut.supervisions[0].alignment = {"word": items}
+            aligned.add(cut.id)
+        if progress:
+            progress(sum(cut.duration for cut, _ in batch))
+    skipped.report()
+    if not aligned:
+        raise ValueError("no utterance could be aligned")
+    return CutSet.from_cuts(cut for cut in cuts if cut.id in aligned).to_eager()
+
+
+def _of_a_length(recognizer: Recognizer, cuts: CutSet) -> Iterator[list[tuple[MonoCut, np.ndarray]]]:
+    """The cuts with their sound, those of about the same length together."""
+    batch: list[tuple[MonoCut, np.ndarray]] = []
+    for cut, sound in iterate_for(recognizer, sorted(cuts, key=lambda cut: cut.duration)):
+        if batch and (len(batch) + 1) * cut.duration > recognizer.batch_seconds:
+            yield batch
+            batch = []
+        batch.append((cut, sound))
+    if batch:
+        yield batch
