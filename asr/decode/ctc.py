@@ -41,7 +41,7 @@ def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
 
 
 def hears_something(ctc_log_probs: Tensor, lens: Tensor) -> Tensor:
-    """Which utterances `(B,)` have a frame where a label is likelier than the blank, and not one of many that may be;
+    """Which utterances `(B,)` have a frame whose likeliest label is not the blank, and has a probability above `HEARD`;
     `(B, M, V)`, `(B,)`."""
     likeliest, label = ctc_log_probs.max(dim=-1)
     heard = (label != BLANK) & (likeliest > math.log(HEARD))
@@ -130,8 +130,9 @@ class CTCPrefixScorer:
     def follow(self, state: PrefixState, steps: int) -> tuple[CTCPrefixScorer, PrefixState]:
         """Both with the window where the hypotheses are in the next `steps`; a host-device sync.
 
-        It begins where all have arrived: nothing is added to them any more before that. It ends behind where as many
-        labels at least have begun after the foremost: a pause, or a label that lasts, may be as long as it will."""
+        It begins at the first frame at which all of them have arrived: nothing is added to them before that. It ends
+        where at least `steps` further labels have begun after the frame of the foremost; pauses and the frames that a
+        label lasts do not count."""
         best = state.total.amax(dim=2, keepdim=True)
         possible = best[:, :, 0] > LOG_ZERO  # the others do not hold it up
         t = torch.arange(self.begin, self.end + 1, device=best.device)

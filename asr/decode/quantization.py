@@ -110,8 +110,8 @@ def _steps(linears: list[nn.Linear], norm: nn.LayerNorm) -> Tensor:
 
 
 def _quantize(sublayer: nn.Module, folded: list[tuple[Tensor, Tensor]], steps: Tensor, dtype: torch.dtype) -> None:
-    """The layers of `sublayer` that see what the norm gives in `steps`, whose weights and biases are `folded` now, and
-    in a feed-forward layer the one after."""
+    """Quantises the linear layers of `sublayer` that directly follow the norm, `folded` being their weights and biases
+    with the norm folded in; of a feed-forward layer the second linear layer, too."""
     if isinstance(sublayer, FeedForward):
         (weight, bias), kind, second = folded[0], ACTIVATIONS[type(sublayer[1])], sublayer[3]
         most = max(float((bias + HIDDEN * (weight * steps).norm(dim=1)).max()), 1e-3)  # of a dead layer, too

@@ -24,7 +24,7 @@ GROWTH = 8  # positions by which a cache grows
 
 
 class StepPosition(NamedTuple):
-    """The newest position of all hypotheses, to a layer that steps there."""
+    """Where the current step writes its keys and values, and which slots it attends to."""
 
     position: int
     slots: slice  # where its keys and values go, one of each hypothesis
@@ -33,7 +33,8 @@ class StepPosition(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionCache:
-    """The past of B utterances with W hypotheses each. A step writes into it in place: go on from its result alone."""
+    """The past of B utterances with W hypotheses each. A step writes into its tensors in place and returns the cache
+    that goes on; the old one must not be used any more."""
 
     layers: list[tuple[Tensor, Tensor]]  # per layer: keys, values (B, H, capacity, d)
     hidden: Tensor  # (B, W, capacity): True where a slot holds no ancestor of the hypothesis, or nothing yet

@@ -67,9 +67,8 @@ def keep_best(data: ResumableData, out: Path, figure: str, decimals: int, count:
 
 
 class EMA(WeightAveraging):
-    """The mean of the weights that forgets all but `decay` of itself at each update, kept where the weights are.
-
-    Buffers are as they are: a prompt's tokens have no mean."""
+    """Exponential moving average of the weights, on the training device. Buffers are not averaged: a prompt's tokens have
+    no mean."""
 
     def __init__(self, decay: float):
         super().__init__(use_buffers=False, multi_avg_fn=get_ema_multi_avg_fn(decay))
@@ -127,7 +126,8 @@ def average_models(folders: Sequence[str | Path]) -> SpeechModel:
 
 
 def _check_alike(model: SpeechModel, first: SpeechModel, folder: str | Path, besides: tuple[str, ...]) -> None:
-    """Raises ModelError naming what the model of `folder` has other than the first, `besides` some fields."""
+    """Raises ModelError naming the first field in which the model of `folder` differs from the first model; fields in
+    `besides` may differ."""
     if model.front_end.config != first.front_end.config:
         raise ModelError(f"{folder}: other features than the first model's")
     ours, theirs = first.transformer.config, model.transformer.config

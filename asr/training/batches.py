@@ -30,7 +30,7 @@ LABELS = 8  # labels, and texts, are padded to multiples of so many
 
 
 class Bucket(NamedTuple):
-    """Of the batches whose utterances are about equally long: seconds to which each is padded, and how many they are.
+    """A bucket of lengths: the seconds to which each of its utterances is padded, and how many make a batch.
 
     All its batches have one shape (and one more for each speed). Kernels are made for a shape and memory is cut for it:
     with batches of ever new shapes a training on a CPU spends a third of its time on both."""

@@ -45,7 +45,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 class Resumable(Sampler):
-    """The batches of a sampler with a seed each, without those that were trained on before the training was resumed.
+    """The sampler's batches, each with a seed; those done before the training was resumed are skipped.
 
     The batches that several processes have at once have one seed: played at one speed they take equally long."""
 
@@ -70,7 +70,7 @@ class ResumableData(L.LightningDataModule):
     """Data whose checkpoints hold the place in the epoch."""
 
     done = (-1, 0)  # an epoch, and how many of its batches
-    saved_batching: list[float] | None = None  # the batches then, by what decides them
+    saved_batching: list[float] | None = None  # what decided the batches when the checkpoint was saved
     has_another_dev_set = False  # than when the checkpoint was made
     seed: int
 

@@ -26,7 +26,7 @@ def fully_sharded(processes: int) -> ModelParallelStrategy:
 
 
 class Sharded:
-    """Leaves each process its share of `stack`, layer by layer. All processes are to call it alike, as a whole."""
+    """Shards `stack` with FSDP2, layer by layer. Every process must run the same forward passes through it."""
 
     def __init__(self, stack: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None):
         """`dtype`: what autocast multiplies in. A layer's weights are sent in it: autocast would make copies of its
@@ -41,12 +41,12 @@ class Sharded:
             fully_shard(module, mesh=mesh, mp_policy=policy)
 
     def whole(self) -> nn.Module:
-        """A copy with all weights as they are now, for what the processes do not do alike."""
+        """A copy that is not sharded, with the current weights: for validation, where each process does other work."""
         self.copy.load_state_dict(get_model_state_dict(self.stack, options=StateDictOptions(full_state_dict=True)))
         return self.copy.to(next(self.stack.parameters()).device)
 
     def shares(self) -> nn.Module:
-        """What goes on with the training; the copy makes room on the device."""
+        """Back to the sharded module; the copy goes to the CPU and makes room on the device."""
         self.copy.cpu()
         return self.stack
 

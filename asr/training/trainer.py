@@ -139,8 +139,8 @@ def device_count(config: RunConfig) -> int:
 
 
 def _cluster(config: RunConfig) -> list[ClusterEnvironment]:
-    """Who starts the processes, where Lightning would take it amiss: in a job of SLURM. Its tasks are the processes, or
-    the only one of them starts the others. Raises ValueError for another number of tasks.
+    """The plugin that tells Lightning who starts the processes, in a job of SLURM, where its own choice does not fit:
+    the tasks are the processes, or a single task starts them. Raises ValueError for another number of tasks.
 
     Lightning's requeueing is left out: it keeps a checkpoint in the working directory, from which the next training
     there begins, whichever that is."""
