@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,17 +103,29 @@ def write_cuts(cuts: CutSet, path: Path) -> None:
 
 def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
     """The cuts that can be written as JSON; those with a name that is not UTF-8 are reported by name, as of `what`."""
-    skipped, kept = Skipped(what), []
-    for cut in cuts:
-        skipped.total += 1
+
+    def unwritable(cut: MonoCut) -> str | None:
         source = cut.recording.sources[0].source if cut.recording else ""
         try:
             " ".join([cut.id, source, *(supervision.text or "" for supervision in cut.supervisions)]).encode()
-            kept.append(cut)
         except UnicodeEncodeError:
-            skipped.add(printable(cut.id), "its name, its file's or its transcript is not UTF-8")
+            return "its name, its file's or its transcript is not UTF-8"
+        return None
+
+    return kept(cuts, what, unwritable)
+
+
+def kept(cuts: Iterable[MonoCut], what: str, unfit: Callable[[MonoCut], str | None]) -> list[MonoCut]:
+    """The cuts for which `unfit` gives no reason to leave them out; the others are reported by name, as of `what`."""
+    skipped, fit = Skipped(what), []
+    for cut in cuts:
+        skipped.total += 1
+        if reason := unfit(cut):
+            skipped.add(cut.id, reason)
+        else:
+            fit.append(cut)
     skipped.report()
-    return kept
+    return fit
 
 
 def input_kind(cut: MonoCut) -> str:

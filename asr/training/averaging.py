@@ -67,8 +67,7 @@ def keep_best(data: ResumableData, out: Path, figure: str, decimals: int, count:
 
 
 class EMA(WeightAveraging):
-    """Exponential moving average of the weights, on the training device. Buffers are not averaged: a prompt's tokens have
-    no mean."""
+    """Exponential moving average of the weights, on the training device. Buffers are not averaged."""
 
     def __init__(self, decay: float):
         super().__init__(use_buffers=False, multi_avg_fn=get_ema_multi_avg_fn(decay))

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 from asr.audio.codec import require_mp3
 from asr.audio.features import FeatureConfig, FrontEnd
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
-from asr.corpus import Skipped, input_kind, open_corpus
+from asr.corpus import input_kind, open_corpus
+from asr.corpus.utterances import kept
 from asr.model.encoder import Encoder
 from asr.model.speech_model import SpeechModel
 from asr.text.normalizer import get_normalizer
@@ -262,18 +263,11 @@ def _unplaced(
 
 
 def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> CutSet:
-    """The cuts for which there is no reason to leave them out; the others are reported by name."""
-    skipped, kept = Skipped(what), []
-    for cut in cuts:
-        skipped.total += 1
-        if reason := unfit(cut):
-            skipped.add(cut.id, reason)
-        else:
-            kept.append(cut)
-    skipped.report()
-    if not kept:
+    """`kept`; raises ValueError where none is."""
+    fit = kept(cuts, what, unfit)
+    if not fit:
         raise ValueError(f"{what}: no utterance is left")
-    return CutSet.from_cuts(kept)
+    return CutSet.from_cuts(fit)
 
 
 def _normalized(cuts: CutSet, normalize: Callable[[str], str]) -> CutSet:
