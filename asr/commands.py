@@ -30,7 +30,7 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--batch-seconds", type=float, default=360.0, help="seconds decoded at once (default: 360)")
     group.add_argument(
-        "--piece-seconds", type=float, default=20.0, help="what is longer is cut at its pauses (default: 20)"
+        "--piece-seconds", type=float, help="what is longer is cut at its pauses (default: 20, or as in the training)"
     )
     group.add_argument(
         "--attention-window", type=int, metavar="FRAMES", help="encoder frames that attention sees on each side (all)"

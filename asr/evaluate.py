@@ -1,7 +1,8 @@
 """Scoring a model on a transcribed corpus: `python -m asr.evaluate MANIFEST`.
 
 WER (and between which bounds it lies with 95 % confidence) and CER with their substitutions, deletions and insertions,
-and how many utterances are not wholly right (SER), both sides normalised alike by the model's normaliser.
+and how many utterances are not wholly right (SER), both sides normalised alike, by the model's normaliser or by
+`--normalizer` (to compare models that write differently).
 Under torchrun the processes share the corpus: `torchrun --nproc-per-node 8 -m asr.evaluate MANIFEST`.
 """
 
@@ -23,11 +24,13 @@ from asr.commands import (
     progress_bar,
     say,
 )
+from asr.text.normalizer import NORMALIZERS, get_normalizer
 
 if TYPE_CHECKING:
     from lhotse import CutSet
 
     from asr.decode import Recognizer
+    from asr.text.normalizer import Normalizer
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("corpus", nargs="+", help="manifest (.jsonl), tar, cuts (.jsonl.gz), AN4 list, folder")
     parser.add_argument("--out", type=Path, help="JSONL to write: id, reference, hypothesis, score of each utterance")
     parser.add_argument("--json", action="store_true", help="the figures as one JSON object")
+    parser.add_argument("--normalizer", help=f"of both sides: {', '.join(NORMALIZERS)} (default: the model's)")
     add_decoding_options(parser)
     return parser
 
@@ -47,8 +51,9 @@ def main(argv: list[str] | None = None) -> None:
     from asr.corpus import open_corpus
 
     check_outputs(args.out)
+    normalize = get_normalizer(args.normalizer) if args.normalizer else None
     recognizer = load_recognizer(args)
-    figures = evaluate(recognizer, open_corpus(args.corpus), args.out)
+    figures = evaluate(recognizer, open_corpus(args.corpus), args.out, normalize)
     if figures is None:
         return
     if args.json:
@@ -64,10 +69,13 @@ def main(argv: list[str] | None = None) -> None:
     speed = f"{took:.1f} s"
     if recognizer.takes == "sound":
         speed = f"{seconds:.0f} s of sound in {speed}, {seconds / took:.0f} x real time"
-    say(f"{figures['utterances']} utterances, {speed}\n")
+    left_out = f" ({figures['left_out']} more could not be read)" if figures["left_out"] else ""
+    say(f"{figures['utterances']} utterances{left_out}, {speed}\n")
 
 
-def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> dict | None:
+def evaluate(
+    recognizer: Recognizer, cuts: CutSet, out: Path | None = None, normalize: Normalizer | None = None
+) -> dict | None:
     """Transcribes the cuts and scores them; writes what was heard to `out` (JSONL). Rates are in percent.
 
     Of several processes the first has the figures, the others None. Raises ValueError as `transcribe_cuts` does."""
@@ -76,7 +84,7 @@ def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> d
 
     rank, world = rank_and_world()  # the first shows how far it is with its share
     with progress_bar(0.0 if rank else sum(cut.duration for cut in list(cuts)[::world])) as advance:
-        done = transcribe_together(recognizer, cuts, advance)
+        done = transcribe_together(recognizer, cuts, advance, normalize)
     if done is None:
         return None
     if out:
@@ -98,6 +106,7 @@ def evaluate(recognizer: Recognizer, cuts: CutSet, out: Path | None = None) -> d
         "characters": {"rate": characters.rate, **dataclasses.asdict(characters)},
         "sentences": sentence_error_rate(done.references, done.hypotheses),
         "utterances": len(done.cuts),
+        "left_out": len(cuts) - len(done.cuts),
         "seconds": sum(cut.duration for cut in done.cuts),
         "decoding_seconds": done.seconds,
     }

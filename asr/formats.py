@@ -56,12 +56,13 @@ def _text(transcript: Transcript) -> str:
 
 
 def _json(transcript: Transcript) -> str:
+    known: dict[str, object] = {"file": transcript.name}
     if transcript.error:
-        known = {"error": transcript.error}
-    else:
+        known["error"] = transcript.error
+    if transcript.segments or not transcript.error:
         segments = [_segment(segment) for segment in transcript.segments]
-        known = {"text": transcript.text, "duration": round(transcript.duration, 3), "segments": segments}
-    return json.dumps({"file": transcript.name, **known}, ensure_ascii=False) + "\n"
+        known |= {"text": transcript.text, "duration": round(transcript.duration, 3), "segments": segments}
+    return json.dumps(known, ensure_ascii=False) + "\n"
 
 
 def _segment(segment: Segment) -> dict:

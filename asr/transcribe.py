@@ -1,8 +1,8 @@
 """Recordings to text, on the command line: `python -m asr.transcribe file.wav`. For a model that reads text: the lines
 of text files.
 
-Exit code 0 where every file was transcribed, 1 where some could not be read (the others are), 2 for a wrong option or
-model.
+Exit code 0 where every file was transcribed, 1 where some could not be read to the end (the others are, and so is what
+came before), 2 for a wrong option or model.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
             if transcript.error:
                 failed = True
                 print(f"asr.transcribe: {transcript.error}", file=sys.stderr)
-                if args.format != "json":
+                if args.format != "json" and not transcript.segments:
                     continue
             text = FORMATS[args.format](transcript)
             if place:

@@ -52,16 +52,16 @@ def goes_on(sound: SoundFile, file: BinaryIO, name: str) -> bool:
     if sound.format == "MP3":
         return _mp3_goes_on(sound, file)
     place = file.tell()
-    if sound.format in ("WAV", "WAVEX"):
-        more = _wav_goes_on(sound, file, name)
-    elif sound.format == "OGG":
-        more = _ogg_goes_on(file, name)
-    else:
-        more = False
+    try:
+        if sound.format in ("WAV", "WAVEX"):
+            return _wav_goes_on(sound, file, name)
+        if sound.format == "OGG":
+            return _ogg_goes_on(file, name)
         if sound.format in ("NIST", "AIFF", "AU"):
             _check_whole(sound, file, name)
-    file.seek(place)
-    return more
+        return False
+    finally:
+        file.seek(place)
 
 
 def _mp3_goes_on(sound: SoundFile, file: BinaryIO) -> bool:

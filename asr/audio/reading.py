@@ -209,9 +209,13 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
         if sound.frames >= UNKNOWN:  # libsndfile loses its place in it
             yield from by_ffmpeg("the header does not say how long it is.")
             return
-        if goes_on(sound, file, name):
-            yield from by_ffmpeg("there is more in it than its header says.")
-            return
+        cut_off = None
+        try:
+            if goes_on(sound, file, name):
+                yield from by_ffmpeg("there is more in it than its header says.")
+                return
+        except AudioError as error:
+            cut_off = error  # after what is there
         check_rate(sound, name)
         skipped = begin if sound.seekable() else 0
         if skipped:
@@ -225,6 +229,8 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
             for block in _soundfile_blocks(sound, most, promised, name)
         )
         yield from _between(_resample(mono, sound.samplerate), (begin - skipped) * SAMPLE_RATE, sys.maxsize)
+        if cut_off:
+            raise cut_off
 
 
 def _is_text(head: bytes) -> bool:

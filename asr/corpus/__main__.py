@@ -2,9 +2,10 @@
 
 python -m asr.corpus download PART... --out DIR                      parts of LibriSpeech
 python -m asr.corpus prepare CORPUS... --out cuts.jsonl.gz           checks the files, writes Lhotse cuts
-python -m asr.corpus sample CUTS --utterances 100 --out some.jsonl.gz
+python -m asr.corpus sample CUTS --utterances 100 --out some.jsonl.gz [--rest others.jsonl.gz]
 python -m asr.corpus split CUTS --speakers 5 --out dev.jsonl.gz --rest train.jsonl.gz
 python -m asr.corpus shard CORPUS... --out DIR                       a few large files instead of many small ones
+python -m asr.corpus segment CUTS --out utterances.jsonl.gz           long recordings, cut between words
 python -m asr.corpus splice CUTS --wav DIR --out spliced.jsonl.gz    new utterances from the words of these
 """
 
@@ -24,7 +25,7 @@ from lhotse.utils import fastcopy
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
 from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs, say
-from asr.corpus import splicing
+from asr.corpus import segmenting, splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
 from asr.corpus.shards import PLACE, write_shards
@@ -94,8 +95,13 @@ def sample(args: argparse.Namespace) -> None:
     if args.utterances < 1:
         raise ValueError(f"--utterances must be at least 1, not {args.utterances}")
     cuts = list(open_corpus(args.corpus))
-    chosen = CutSet.from_cuts(random.Random(args.seed).sample(cuts, min(args.utterances, len(cuts))))
-    _write(chosen, args.out)
+    if args.rest and args.utterances >= len(cuts):
+        raise ValueError(f"{', '.join(args.corpus)}: {len(cuts)} utterances; {args.utterances} leave no --rest")
+    chosen = random.Random(args.seed).sample(cuts, min(args.utterances, len(cuts)))
+    _write(CutSet.from_cuts(chosen), args.out)
+    if args.rest:
+        names = {cut.id for cut in chosen}
+        _write(CutSet.from_cuts(cut for cut in cuts if cut.id not in names), args.rest)
 
 
 def split(args: argparse.Namespace) -> None:
@@ -103,6 +109,8 @@ def split(args: argparse.Namespace) -> None:
         raise ValueError(f"--speakers must be at least 1, not {args.speakers}")
     cuts = open_corpus(args.corpus)
     speakers = sorted({cut.supervisions[0].speaker or "" for cut in cuts})
+    if speakers == [""]:
+        raise ValueError(f"{', '.join(args.corpus)}: no speaker is known; sample --rest splits utterances at random")
     if len(speakers) <= args.speakers:
         raise ValueError(f"{', '.join(args.corpus)}: {len(speakers)} speakers; {args.speakers} cannot be split off")
     chosen = set(random.Random(args.seed).sample(speakers, args.speakers))
@@ -129,6 +137,15 @@ def splice(args: argparse.Namespace) -> None:
     )
     with _removed_where_it_fails([args.wav]):
         _write(CutSet.from_cuts(spliced).to_eager(), args.out)
+
+
+def segment(args: argparse.Namespace) -> None:
+    if not 1 <= args.seconds < 1000:
+        raise ValueError(f"--seconds must lie between 1 and 1000, not {args.seconds}")
+    cuts = open_corpus(args.corpus)
+    _write(
+        CutSet.from_cuts(part for cut in cuts for part in segmenting.segment(cut, args.seconds)).to_eager(), args.out
+    )
 
 
 def shard(args: argparse.Namespace) -> None:
@@ -169,12 +186,16 @@ def main() -> None:
     sub.add_argument("--wav", type=Path, help="folder for the decoded sound: reading it costs training next to nothing")
     sub = command(sample, "draw some utterances", corpus, cuts, seed)
     sub.add_argument("--utterances", type=int, required=True)
+    sub.add_argument("--rest", type=cuts_path, help="cuts of the others: without known speakers the way to a dev set")
     sub = command(split, "split some speakers off", corpus, cuts, seed)
     sub.add_argument("--speakers", type=int, required=True, help="how many, drawn for --out")
     sub.add_argument("--rest", type=cuts_path, required=True, help="cuts of the other speakers")
     sub = command(shard, "write a corpus as shards (Lhotse Shar)", corpus, untranscribed)
     sub.add_argument("--out", type=Path, required=True, help="folder for the shards")
     sub.add_argument("--size", type=int, default=1000, help="utterances in each (default: 1000)")
+    what = "utterances of long cuts with word times (asr.align): cut in the pauses between words"
+    sub = command(segment, what, corpus, cuts)
+    sub.add_argument("--seconds", type=float, default=15.0, help="that an utterance has at most (default: 15)")
     what = "new utterances of cuts with word times (asr.align): words replaced by others of the same speaker"
     sub = command(splice, what, corpus, cuts, seed)
     sub.add_argument("--wav", type=Path, required=True, help="folder for the sound")

@@ -19,9 +19,11 @@ from asr.corpus.utterances import Utterance
 
 
 def read_manifest(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
-    """The utterances of a JSONL manifest. Raises ValueError naming the line that is wrong."""
+    """The utterances of a JSONL manifest; a line that is wrong is one with a fault."""
     for entry in _entries(read_lines(path), path, transcribed):
-        if _is_text(entry):
+        if "fault" in entry:
+            yield Utterance(entry["id"], path, "", fault=entry["fault"])
+        elif _is_text(entry):
             yield Utterance(entry["id"], path, entry.get("text") or "", source=entry["source"])
         else:
             yield _utterance(entry, path.parent / entry["audio_filepath"])
@@ -38,6 +40,9 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
     except tarfile.TarError as error:
         raise ValueError(f"{path}: not an uncompressed tar ({error})") from None
     for entry in _entries(lines, path, transcribed):
+        if "fault" in entry:
+            yield Utterance(entry["id"], path, "", fault=entry["fault"])
+            continue
         if _is_text(entry):
             raise ValueError(f"{path}: text to text belongs into a manifest of its own, not into a tar")
         member = members.get(entry["audio_filepath"].removeprefix("./"))
@@ -51,24 +56,36 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from None
-        if not isinstance(entry, dict):
-            raise ValueError(f"{path}, line {number}: not a JSON object")
-        for key in ("duration", "offset"):
-            value = entry.get(key) or 0.0
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ValueError(f"{path}, line {number}: {key} must be a number, 0 or more")
-        needed = ["source" if _is_text(entry) else "audio_filepath", *(["text"] if transcribed else [])]
-        missing = [key for key in needed if not isinstance(entry.get(key), str)]
-        if missing:
-            raise ValueError(f"{path}, line {number}: no {' and no '.join(missing)}")
+        entry = _entry(line)
+        if fault := _fault(entry, transcribed):
+            yield {"id": f"line {number}", "fault": fault}
+            continue
         default = entry.get("audio_filepath") or f"{path.name} line {number}"
         if entry.get("offset") is not None:  # one of several in a file
             default += f"-{entry['offset']}"
         yield entry | {"id": default if entry.get("id") in (None, "") else str(entry["id"])}
+
+
+def _entry(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        return error
+
+
+def _fault(entry: Any, transcribed: bool) -> str | None:
+    """What is wrong with a line of a manifest; None: nothing."""
+    if isinstance(entry, json.JSONDecodeError):
+        return f"not JSON ({entry.msg})"
+    if not isinstance(entry, dict):
+        return "not a JSON object"
+    for key in ("duration", "offset"):
+        value = entry.get(key) or 0.0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            return f"{key} must be a number, 0 or more"
+    needed = ["source" if _is_text(entry) else "audio_filepath", *(["text"] if transcribed else [])]
+    missing = [key for key in needed if not isinstance(entry.get(key), str)]
+    return f"no {' and no '.join(missing)}" if missing else None
 
 
 def _is_text(entry: dict[str, Any]) -> bool:

@@ -24,20 +24,14 @@ FORMS = (
 
 def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = True) -> CutSet:
     """Lhotse cuts of a corpus, or of several in turn, in any of `FORMS`; where it need not be `transcribed`, manifests
-    may be without `text` and folders without `.txt`.
+    may be without `text` and folders without `.txt`. One that is named twice counts twice.
 
     Files that are missing, empty or damaged are reported by name and left out. Raises ValueError for what is no corpus.
     """
     if not isinstance(path, str | Path):
         if not path:
             raise ValueError("no corpus is given")
-        corpora = [open_corpus(one, transcribed) for one in path]
-        names = Counter(cut.id for cuts in corpora for cut in cuts)
-        twice = next((name for name, count in names.items() if count > 1), None)
-        if twice is not None:
-            paths = ", ".join(map(str, path))
-            raise ValueError(f"two utterances of {paths} are called {twice}: an `id` in a manifest tells them apart")
-        return CutSet.from_cuts(cut for cuts in corpora for cut in cuts).to_eager()
+        return _together([open_corpus(one, transcribed) for one in path])
     if is_shards(path):
         return _single(read_shards(path), path, transcribed)
     path = Path(path)
@@ -48,6 +42,16 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
             cuts = CutSet.from_file(path).to_eager()
         return _single(cuts, path, transcribed)
     return make_cuts(_utterances(path, transcribed), str(path))
+
+
+def _together(corpora: list[CutSet]) -> CutSet:
+    """All cuts of several corpora. Where two are called alike, the second is called NAME@2."""
+    names: Counter[str] = Counter()
+    for cut in (cut for cuts in corpora for cut in cuts):
+        names[cut.id] += 1
+        if names[cut.id] > 1:
+            cut.id = f"{cut.id}@{names[cut.id]}"
+    return CutSet.from_cuts(cut for cuts in corpora for cut in cuts).to_eager()
 
 
 def _single(cuts: CutSet, path: str | Path, transcribed: bool) -> CutSet:

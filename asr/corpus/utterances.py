@@ -48,6 +48,7 @@ class Utterance:
     tar_offset: int | None = None
     tar_size: int | None = None
     source: str | None = None  # a text in the place of sound; `path` names its manifest
+    fault: str | None = None  # why it cannot be used
 
 
 NAMED = 10  # of what is left out; more of it is counted
@@ -72,15 +73,17 @@ class Skipped:
 def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
     """A CutSet of the utterances whose files are there and have sound; the rest is reported by name and counted.
 
-    `what` names the corpus in the report. Raises ValueError where nothing is left, or two utterances share an id."""
+    `what` names the corpus in the report. Raises ValueError where nothing is left."""
     skipped, cuts, seen = Skipped(what), [], set()
     for utterance in utterances:
         skipped.total += 1
-        if utterance.id in seen:
-            raise ValueError(f"{what}: two utterances are called {utterance.id}")
-        seen.add(utterance.id)
         try:
+            if utterance.fault:
+                raise AudioError(utterance.fault)
+            if utterance.id in seen:
+                raise AudioError("another one is called so (an `id` tells them apart)")
             cuts.append(_make_cut(utterance))
+            seen.add(utterance.id)
         except AudioError as error:
             skipped.add(utterance.id, str(error))
     skipped.report()

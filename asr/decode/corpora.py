@@ -17,6 +17,7 @@ from lhotse.supervision import AlignmentItem
 from asr.corpus import Skipped, input_kind, iterate
 from asr.decode.recognizer import Recognizer
 from asr.decode.transcript import Transcript
+from asr.text.normalizer import Normalizer
 
 WAITING = timedelta(days=7)  # of a process that is done for the others: utterances are dealt out by number, not length
 
@@ -40,18 +41,23 @@ def iterate_for(recognizer: Recognizer, cuts: Iterable[MonoCut]) -> Iterator[tup
 
 
 def transcribe_cuts(
-    recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None
+    recognizer: Recognizer,
+    cuts: CutSet,
+    progress: Callable[[float], None] | None = None,
+    normalize: Normalizer | None = None,
 ) -> Transcribed:
-    """Transcribes the cuts; what cannot be read is reported by name and left out. `progress` is told the seconds done.
+    """Transcribes the cuts; what cannot be read is reported by name and left out. `progress` is told the seconds done;
+    `normalize` (by default the model's) makes what was said and what was heard alike.
 
     Raises ValueError where nothing could be read or has a transcript, or the model cannot take what was (sound instead
     of matrices, or of another width)."""
-    _check_transcripts(recognizer, cuts)
-    return _some(_transcribe(recognizer, cuts, progress))
+    normalize = normalize or recognizer.model.normalize
+    _check_transcripts(cuts, normalize)
+    return _some(_transcribe(recognizer, cuts, progress, normalize))
 
 
-def _check_transcripts(recognizer: Recognizer, cuts: CutSet) -> None:
-    if not any(recognizer.model.normalize(cut.supervisions[0].text or "") for cut in cuts):
+def _check_transcripts(cuts: CutSet, normalize: Normalizer) -> None:
+    if not any(normalize(cut.supervisions[0].text or "") for cut in cuts):
         raise ValueError("no utterance has a transcript to compare with")
 
 
@@ -61,8 +67,9 @@ def _some(done: Transcribed) -> Transcribed:
     return done
 
 
-def _transcribe(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None) -> Transcribed:
-    normalize = recognizer.model.normalize
+def _transcribe(
+    recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None, normalize: Normalizer
+) -> Transcribed:
     read = []
 
     def sounds():
@@ -81,16 +88,20 @@ def _transcribe(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float]
 
 
 def transcribe_together(
-    recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None
+    recognizer: Recognizer,
+    cuts: CutSet,
+    progress: Callable[[float], None] | None = None,
+    normalize: Normalizer | None = None,
 ) -> Transcribed | None:
     """`transcribe_cuts`, with the cuts dealt out to the processes that torchrun (or another launcher that sets
     WORLD_SIZE and RANK) started: all of it, in order, in process 0, None in the others. Alone it does all itself."""
     rank, world = rank_and_world()
     if world == 1:
-        return transcribe_cuts(recognizer, cuts, progress)
-    _check_transcripts(recognizer, cuts)
+        return transcribe_cuts(recognizer, cuts, progress, normalize)
+    normalize = normalize or recognizer.model.normalize
+    _check_transcripts(cuts, normalize)
     place = {cut.id: i for i, cut in enumerate(cuts)}
-    mine = _transcribe(recognizer, CutSet.from_cuts(list(cuts)[rank::world]), progress)
+    mine = _transcribe(recognizer, CutSet.from_cuts(list(cuts)[rank::world]), progress, normalize)
     torch.distributed.init_process_group("gloo", timeout=WAITING)
     everything: list | None = [None] * world if rank == 0 else None
     torch.distributed.gather_object(mine, everything)

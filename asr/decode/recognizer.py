@@ -47,6 +47,7 @@ Recording = str | os.PathLike | np.ndarray
 FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
 SOON = 15.0  # seconds of sound that are read before the first are decoded; then four times as many each time
+SHORTEST_PIECE = 2.0  # seconds to which long recordings are cut for a model that was trained on single words
 KERNELS = 64  # kept on a CPU: hardly a batch has the shape of another
 ENCODED = 60.0  # seconds of sound that the encoder of a CPU gets at once: what a layer gives stays in the cache
 BATCHES_AHEAD = 5  # at most as many batches of pieces are read before they are sorted by length and decoded
@@ -64,7 +65,7 @@ class Recognizer:
         ngram: NGram | str | os.PathLike | None = None,
         precision: str = "auto",
         calibration: Calibration | None = None,
-        piece_seconds: float = LONGEST,
+        piece_seconds: float | None = None,
         attention_window: tuple[int, int] | None = None,
         word_times: bool = False,
         int8: bool = False,
@@ -72,13 +73,16 @@ class Recognizer:
         """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder, `ngram` a
         file; `precision` (auto, float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place, for
         good (auto takes int8 with `int8` alone: for a model whose word errors were looked at with it); `calibration` is
-        of the words' confidences; what is longer than `piece_seconds` is cut at its pauses
-        (a model with a window, as Whisper's, has its own); with `attention_window` the encoder's self-attention sees so
+        of the words' confidences; what is longer than `piece_seconds` is cut at its pauses (None: 20 s, or as long as
+        the utterances that the model was trained on; a model with a window, as Whisper's, has its own); with
+        `attention_window` the encoder's self-attention sees so
         many frames before and after each; with `word_times` words have times where the model has CTC.
 
         Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
         if not 0 < batch_seconds < math.inf:
             raise ValueError(f"batch_seconds must be positive and finite, not {batch_seconds}")
+        if piece_seconds is None:
+            piece_seconds = max(SHORTEST_PIECE, min(LONGEST, model.trained_seconds or LONGEST))
         if not 1 <= piece_seconds <= 86400:
             raise ValueError(f"piece_seconds must lie between 1 and 86400 (a day), not {piece_seconds}")
         if model.device.type == "cuda":
@@ -150,8 +154,8 @@ class Recognizer:
     ) -> Iterator[Transcript]:
         """The transcripts of many recordings, in order, decoded in batches sorted by length, in bounded memory.
 
-        What cannot be read gives a transcript with an error. `progress` is told the seconds decoded. Raises TypeError
-        for a single recording."""
+        What cannot be read, or not to its end, gives a transcript with an error. `progress` is told the seconds
+        decoded. Raises TypeError for a single recording."""
         if isinstance(recordings, Recording):
             raise TypeError("transcribe_all takes several recordings: for one there is transcribe")
         waiting: list[_Job] = []
@@ -186,8 +190,12 @@ class Recognizer:
             yield job, None
 
     def pieces(self, recording: Recording) -> Iterator[Piece]:
-        """What of a recording is decoded at once, in order. Raises AudioError for what cannot be read."""
-        return self._pieces(recording, _Job(_name(recording)))
+        """What of a recording is decoded at once, in order. Raises AudioError for what cannot be read, after the pieces
+        before that."""
+        job = _Job(_name(recording))
+        yield from self._pieces(recording, job)
+        if job.error:
+            raise AudioError(job.error)
 
     def _check_length(self, piece: Piece, job: _Job) -> None:
         """Raises AudioError for more frames than a learned table of the encoder's positions has."""
@@ -232,9 +240,12 @@ class Recognizer:
         yield from cut_at_pauses(self._timed(blocks, job), self.piece_seconds)
 
     def _timed(self, blocks: Iterator[np.ndarray], job: _Job) -> Iterator[np.ndarray]:
-        for block in blocks:
-            job.duration += len(block) / self.rate
-            yield block
+        try:
+            for block in blocks:
+                job.duration += len(block) / self.rate
+                yield block
+        except AudioError as error:  # what came before it is transcribed all the same
+            job.error = printable(str(error))
 
     def _decode(self, pieces: list[tuple[_Job, Piece]], progress: Callable[[float], None] | None) -> None:
         pieces = sorted(pieces, key=lambda item: -len(item[1].samples))
@@ -374,8 +385,6 @@ class _Job:
     is_read: bool = False
 
     def transcript(self) -> Transcript:
-        if self.error:
-            return Transcript(self.name, duration=self.duration, error=self.error)
         segments = sorted(self.segments, key=lambda segment: segment.start)
         text = " ".join(segment.text for segment in segments if segment.text)
-        return Transcript(self.name, text, self.duration, segments)
+        return Transcript(self.name, text, self.duration, segments, self.error)

@@ -31,7 +31,7 @@ class Errors:
 
 
 def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
-    """WER's counts over pairs of texts that are normalised alike; pairs whose reference is empty do not count."""
+    """WER's counts over pairs of texts that are normalised alike; what is heard where nothing was said is inserted."""
     return _errors(jiwer.process_words, references, hypotheses)
 
 
@@ -42,20 +42,20 @@ def character_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Er
 
 def wer_interval(references: Sequence[str], hypotheses: Sequence[str]) -> tuple[float, float]:
     """95 % confidence interval of the WER in percent, by bootstrap over utterances (Bisani & Ney 2004)."""
-    each = [word_errors([said], [heard]) for said, heard in zip(references, hypotheses, strict=True) if said]
+    each = [word_errors([said], [heard]) for said, heard in zip(references, hypotheses, strict=True)]
     if not each:
         return 0.0, 0.0
     edits, words = np.array([(errors.edits, errors.total) for errors in each]).T
     rng = np.random.default_rng(0)
     draws = (rng.integers(len(each), size=len(each)) for _ in range(RESAMPLINGS))
-    low, high = np.percentile([100 * edits[draw].sum() / words[draw].sum() for draw in draws], (2.5, 97.5))
+    low, high = np.percentile([100 * edits[draw].sum() / max(1, words[draw].sum()) for draw in draws], (2.5, 97.5))
     return float(low), float(high)
 
 
 def sentence_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> float:
     """Percent of the pairs that differ in anything."""
-    pairs = [said == heard for said, heard in zip(references, hypotheses, strict=True) if said]
-    return 100 * (1 - sum(pairs) / len(pairs)) if pairs else 0.0
+    right = [said == heard for said, heard in zip(references, hypotheses, strict=True)]
+    return 100 * (1 - sum(right) / len(right)) if right else 0.0
 
 
 def right_words(reference: str, hypothesis: str) -> list[bool]:
@@ -70,9 +70,8 @@ def right_words(reference: str, hypothesis: str) -> list[bool]:
 
 
 def _errors(process, references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
-    pairs = [(said, heard) for said, heard in zip(references, hypotheses, strict=True) if said]
-    if not pairs:
+    if not references:
         return Errors(0, 0, 0, 0)
-    counts = process(*map(list, zip(*pairs, strict=True)))
+    counts = process(list(references), list(hypotheses))
     total = counts.hits + counts.substitutions + counts.deletions
     return Errors(counts.substitutions, counts.deletions, counts.insertions, total)

@@ -16,7 +16,7 @@ import torch
 from asr.audio.reading import SAMPLE_RATE
 
 LONGEST = 20.0  # seconds of a piece
-SHORTEST = 4.0  # seconds after which a piece may end in a pause
+SHORTEST, SHARE = 4.0, 5  # seconds after which a piece may end in a pause, or a fifth of the most, where that is less
 FRAME = 512  # samples that silero-vad judges at once
 ROWS = 16  # stretches of sound judged side by side
 ROW_FRAMES = 30 * SAMPLE_RATE // FRAME
@@ -111,11 +111,12 @@ def _end(ahead: np.ndarray, first: int, is_rest: bool) -> int:
         return int(begins[long[0]]) + _frames(MARGIN)
     if is_rest:
         return len(ahead)
-    late = ends > _frames(SHORTEST)
+    shortest = min(_frames(SHORTEST), len(ahead) // SHARE)
+    late = ends > shortest
     if not late.any():
         half = len(ahead) // 2
         return half + int(np.argmin(ahead[half:])) + 1
-    begins, ends = np.maximum(begins[late], _frames(SHORTEST)), ends[late]
+    begins, ends = np.maximum(begins[late], shortest), ends[late]
     longest = int(np.argmax(ends - begins))
     return int(begins[longest] + ends[longest] + 1) // 2
 

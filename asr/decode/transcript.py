@@ -30,7 +30,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was heard in a recording; where it could not be read, `error` says why and the text is empty."""
+    """What was heard in a recording; where it could not be read, or not to its end, `error` says why, and the text is
+    what was heard before."""
 
     name: str
     text: str = ""

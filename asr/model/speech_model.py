@@ -37,6 +37,7 @@ class SpeechModel(nn.Module):
         self.tokenizer = tokenizer
         self.normalizer_name = normalizer
         self.normalize = get_normalizer(normalizer)
+        self.trained_seconds: float | None = None  # as long as nearly all utterances of its training, where it is known
 
     @property
     def device(self) -> torch.device:
@@ -53,6 +54,7 @@ class SpeechModel(nn.Module):
             "features": asdict(self.front_end.config),
             "model": self.transformer.config.to_dict(),
             "normalizer": self.normalizer_name,
+            "trained_seconds": self.trained_seconds,
         }
         write_folder(folder, self, description, dtype)
         save_tokenizer(self.tokenizer, folder)
@@ -71,5 +73,6 @@ class SpeechModel(nn.Module):
             tokenizer = load_tokenizer(folder, transformer.config.vocab_size)
             model = cls(features, transformer, tokenizer, description["normalizer"])
             load_weights(model, weights)
+            model.trained_seconds = description.get("trained_seconds")
             transformer.bigram = Bigram.load(folder, transformer.config.vocab_size)
         return model.to(device).eval()

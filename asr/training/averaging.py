@@ -81,7 +81,12 @@ class EMA(WeightAveraging):
 
 def best_checkpoints(out: Path) -> list[Path]:
     """Best first, by the figure in their names: Lightning forgets which were best when the folder is moved."""
-    return sorted((out / "checkpoints").glob("[0-9]*-*.ckpt"), key=lambda path: float(path.stem.split("-")[1]))
+    return sorted((out / "checkpoints").glob("[0-9]*-*.ckpt"), key=figure_of)
+
+
+def figure_of(checkpoint: Path) -> float:
+    """The figure of the dev set in its name."""
+    return float(checkpoint.stem.split("-")[1])
 
 
 def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from itertools import chain, pairwise
 
+import numpy as np
 import torch
 from lhotse import CutSet, MonoCut
 from lhotse.dataset import SimpleCutSampler
@@ -101,6 +102,11 @@ class SoundData(ResumableData):
     def train_seconds(self) -> float:
         return sum(cut.duration for cut in self.train_cuts)
 
+    @property
+    def usual_seconds(self) -> float:
+        """What all but a hundredth of the training set's utterances are not longer than."""
+        return round(float(np.quantile([cut.duration for cut in self.train_cuts], 0.99)), 2)
+
     def train_dataloader(self) -> DataLoader:
         batches = self.resumable(self._train_sampler(), self.seed)
         return self._loader(batches, self.config.speeds, self.buckets, self.config.codec)
@@ -146,7 +152,7 @@ class SoundData(ResumableData):
             sampler=batches,
             batch_size=None,
             num_workers=workers,
-            worker_init_fn=_outlive_sigterm,
+            worker_init_fn=_outlive_signals,
             # a worker forked anew each epoch would share the trainer's pages, each of which is then copied when written
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
@@ -159,7 +165,10 @@ class SpeechData(SoundData):
     config: DataConfig
 
     def _open(self, corpora: list[str]) -> CutSet:
-        return _normalized(open_corpus(corpora), get_normalizer(self.config.normalizer_name))
+        cuts = open_corpus(corpora)
+        if self.config.normalizer == "auto":
+            _say_what_changes(cuts, self.config.normalizer_name)
+        return _normalized(cuts, get_normalizer(self.config.normalizer_name))
 
     def texts(self) -> list[str]:
         """The normalised transcripts of the training set, and the texts that stand in the place of sound."""
@@ -221,9 +230,10 @@ class SpeechData(SoundData):
         return None if frames >= needed else f"{frames} encoder frames are too few for {len(labels)} labels"
 
 
-def _outlive_sigterm(_: int) -> None:
+def _outlive_signals(_: int) -> None:
     """Of a worker: where all processes of a job are told to end, the one that trains saves first, and ends its own."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _cores() -> int:
@@ -268,6 +278,23 @@ def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> Cut
     if not fit:
         raise ValueError(f"{what}: no utterance is left")
     return CutSet.from_cuts(fit)
+
+
+def _say_what_changes(cuts: CutSet, normalizer: str) -> None:
+    """A warning where the normaliser, which nobody has asked for, takes transcripts' letters for others, or digits for
+    words."""
+    normalize, changed = get_normalizer(normalizer), []
+    for text in (cut.supervisions[0].text or "" for cut in cuts):
+        if any(c.isnumeric() or (c.isalpha() and not c.isascii()) for c in text):
+            written = normalize(text)
+            if any(c.isalnum() and c.lower() not in written for c in text):
+                changed.append((text, written))
+    if changed:
+        logger.warning(
+            "data.normalizer=%s, the default, rewrites %d of %d transcripts, as %r, which becomes %r (neutral keeps"
+            " letters and digits, none everything; data.normalizer=%s says that it is meant so)",
+            *(normalizer, len(changed), len(cuts), *changed[0], normalizer),
+        )
 
 
 def _normalized(cuts: CutSet, normalize: Callable[[str], str]) -> CutSet:

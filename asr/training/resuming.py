@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 import numpy as np
@@ -115,41 +115,49 @@ class ResumableData(L.LightningDataModule):
 
 
 class LastCheckpoint(Checkpoint):
-    """`last.ckpt`, the training as it stands: at the end of each epoch, within it every `minutes`, and where SIGTERM
-    ends it (a validation is finished first). The file is replaced at once: whenever the training is killed, one of them
-    is whole."""
+    """`last.ckpt`, the training as it stands: at the end of each epoch, within it every `minutes`, and where SIGTERM or
+    SIGINT (Ctrl-C) ends it: a validation is finished first; a second Ctrl-C does not wait. The file is replaced at
+    once: whenever the training is killed, one of them is whole."""
 
     def __init__(self, folder: Path, minutes: float):
         self.path = folder / "last.ckpt"
         self.minutes = minutes
-        self.ending = False  # whether this process was told to
+        self.ending: int | None = None  # the signal by which this process was told to
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.saved = time.monotonic()
         # Lightning's own handler broadcasts from wherever it interrupts: processes that are told at different moments
         # wait for each other for good. And it looks at every batch whether one was told, for which a GPU is waited for
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._end)  # until the fit is over, when Lightning puts back what was there
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._end)  # until the fit is over, when Lightning puts back what was there
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
-    def _end(self, *_: object) -> None:
-        self.ending = True
+    def _end(self, number: int, _: object) -> None:
+        if self.ending == number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            logger.warning("saving the training first; Ctrl-C once more does not wait for that")
+        self.ending = number
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         if not batch_idx or batch_idx % trainer.accumulate_grad_batches:
             return  # nothing is new, or gradients have been summed up that a checkpoint does not hold
         if trainer.world_size > 1 and batch_idx % (LOOK_EVERY * trainer.accumulate_grad_batches):
             return
-        ending = self._anyone(trainer, self.ending)
+        ending = self._anyone(trainer, self.ending is not None)
         if ending or self._anyone(trainer, time.monotonic() - self.saved >= 60 * self.minutes):
             self._save(trainer)
         if ending:
-            raise SIGTERMException
+            self._leave()
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._save(trainer)
-        if self._anyone(trainer, self.ending):
-            raise SIGTERMException
+        if self._anyone(trainer, self.ending is not None):
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        raise KeyboardInterrupt if self.ending == signal.SIGINT else SIGTERMException
 
     def _anyone(self, trainer: L.Trainer, own: bool) -> bool:
         """Whether it is so in any of the processes; they wait for each other."""

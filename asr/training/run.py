@@ -17,7 +17,7 @@ from asr.model.bigram import MOST_TOKENS, Bigram
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
-from asr.training.averaging import EMA, average_checkpoints, best_checkpoints, interpolate, keep_best
+from asr.training.averaging import EMA, average_checkpoints, best_checkpoints, figure_of, interpolate, keep_best
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
 from asr.training.callbacks import EpochLine, Patience, Samples
 from asr.training.config import TrainConfig
@@ -68,15 +68,25 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     if not last and not origin and config.features.takes != "text":
         set_statistics(module.model.front_end, data)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
-    best = best_checkpoints(out)[: 1 if config.ema else config.average]
-    weights = average_checkpoints(best)
-    if origin and config.origin_share:
-        weights = interpolate(weights, model.state_dict(), config.origin_share)
-    model.load_state_dict(weights)
-    module = SpeechTraining(config, model, updates)
     # the running mean would put itself in the place of what is to be validated
     trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, EMA)]
-    wer = trainer.validate(module, data, verbose=False)[0]["dev/wer"]
+    began = deepcopy(model.state_dict())
+
+    def dev_wer(checkpoints: list[Path]) -> float:
+        """Of `model` with the average of the checkpoints."""
+        weights = average_checkpoints(checkpoints)
+        if origin and config.origin_share:
+            weights = interpolate(weights, began, config.origin_share)
+        model.load_state_dict(weights)
+        return trainer.validate(SpeechTraining(config, model, updates), data, verbose=False)[0]["dev/wer"]
+
+    best = best_checkpoints(out)[: 1 if config.ema else config.average]
+    wer = dev_wer(best)
+    if len(best) > 1 and wer > figure_of(best[0]) + 0.005:  # epochs that had little in common
+        logger.warning("the average of %d checkpoints has a dev WER of %.2f %%: the best one alone", len(best), wer)
+        best = best[:1]
+        wer = dev_wer(best)
+    model.trained_seconds = data.usual_seconds
     folder = out / "model"
     summary = f"dev WER {wer:.2f} % (average of {len(best)} checkpoints)"
     if trainer.is_global_zero:

@@ -209,22 +209,6 @@ def test_a_sound_that_ends_before_its_transcript_is_left_out(tmp_path, tone, cap
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("m.jsonl", '{"audio_filepath": "a.wav"}', "line 1: no text"),
-        ("m.jsonl", "{oops", "line 1: not JSON"),
-        ("m.jsonl", "[]", "line 1: not a JSON object"),
-        (
-            "m.jsonl",
-            '{"audio_filepath": "a.wav", "text": "a", "duration": "long"}',
-            "line 1: duration must be a number",
-        ),
-        ("m.jsonl", '{"audio_filepath": "a.wav", "text": "a", "duration": true}', "line 1: duration must be a number"),
-        ("m.jsonl", '{"audio_filepath": "a.wav", "text": "a", "duration": NaN}', "line 1: duration must be a number"),
-        ("m.jsonl", '{"audio_filepath": "a.wav", "text": "a", "duration": 1e999}', "line 1: duration must be a number"),
-        (
-            "m.jsonl",
-            '{"audio_filepath": "a.wav", "text": "a", "offset": -1}',
-            "line 1: offset must be a number",
-        ),
         ("m.tar", "oops", "not an uncompressed tar"),
         ("m.jsonl.gz", "oops", r"m\.jsonl\.gz: cannot be read"),
         ("m.docx", "oops", "not a corpus"),
@@ -243,19 +227,41 @@ def test_nothing_there_is_a_clear_error(tmp_path):
         open_corpus(tmp_path)
 
 
-def test_two_utterances_of_one_name_are_refused(tmp_path, tone):
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ('{"audio_filepath": "a.wav"}', "no text"),
+        ('{"audio_filepath": "a.wav", "text": null}', "no text"),
+        ("{oops", "not JSON"),
+        ("[]", "not a JSON object"),
+        ('{"audio_filepath": "a.wav", "text": "a", "duration": "long"}', "duration must be a number"),
+        ('{"audio_filepath": "a.wav", "text": "a", "duration": true}', "duration must be a number"),
+        ('{"audio_filepath": "a.wav", "text": "a", "duration": NaN}', "duration must be a number"),
+        ('{"audio_filepath": "a.wav", "text": "a", "duration": 1e999}', "duration must be a number"),
+        ('{"audio_filepath": "a.wav", "text": "a", "offset": -1}', "offset must be a number"),
+    ],
+)
+def test_a_line_that_is_wrong_is_left_out_by_name_and_the_others_are_read(tmp_path, tone, caplog, line, fault):
+    write(tmp_path / "a.wav", tone(1.0))
+    good = json.dumps({"id": "a", "audio_filepath": "a.wav", "text": "one"})
+    (tmp_path / "m.jsonl").write_text(f"{good}\n{line}\n")
+    assert [cut.id for cut in open_corpus(tmp_path / "m.jsonl")] == ["a"]
+    assert f"left out line 2: {fault}" in caplog.text and "1 of 2 utterances left out" in caplog.text
+
+
+def test_the_second_utterance_of_a_name_is_left_out(tmp_path, tone, caplog):
     write(tmp_path / "a.wav", tone(1.0))
     (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}] * 2))
-    with pytest.raises(ValueError, match="two utterances are called a"):
-        open_corpus(tmp_path / "m.jsonl")
+    assert len(open_corpus(tmp_path / "m.jsonl")) == 1
+    assert "left out a: another one is called so" in caplog.text
 
 
-def test_utterances_of_one_name_in_two_corpora_are_refused(tmp_path, tone):
+def test_utterances_of_one_name_in_two_corpora_are_told_apart_and_a_corpus_may_be_given_twice(tmp_path, tone):
     for name in "ab":
         write(tmp_path / name / "1.wav", tone(1.0))
         (tmp_path / name / "1.txt").write_text(name)
-    with pytest.raises(ValueError, match="are called 1"):
-        open_corpus([tmp_path / "a", tmp_path / "b"])
+    cuts = open_corpus([tmp_path / "a", tmp_path / "b", tmp_path / "a"])
+    assert [(cut.id, cut.supervisions[0].text) for cut in cuts] == [("1", "a"), ("1@2", "b"), ("1@3", "a")]
 
 
 def test_cuts_made_elsewhere_must_be_single_utterances(tmp_path, tone):

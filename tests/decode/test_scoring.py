@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from asr.decode.scoring import character_errors, wer_interval, word_errors
+from asr.decode.scoring import character_errors, sentence_error_rate, wer_interval, word_errors
 
 
 def test_edits_are_counted_over_all_pairs():
@@ -18,9 +18,12 @@ def test_an_empty_hypothesis_is_all_deletions():
     assert word_errors(["a b"], [""]).deletions == 2
 
 
-def test_pairs_without_a_reference_do_not_count():
-    assert word_errors(["", "a"], ["b", "a"]).rate == 0.0
-    assert word_errors([], []).rate == 0.0
+def test_what_is_heard_where_nothing_was_said_is_inserted():
+    errors = word_errors(["", "a", ""], ["b c", "a", ""])
+    assert (errors.insertions, errors.total, errors.rate) == (2, 1, 200.0)
+    assert sentence_error_rate(["", "a", ""], ["b c", "a", ""]) == pytest.approx(100 / 3)
+    assert wer_interval([""], ["b"]) == (100.0, 100.0)
+    assert word_errors([], []).rate == sentence_error_rate([], []) == 0.0
 
 
 def test_the_confidence_interval_is_that_of_a_proportion():
@@ -41,4 +44,4 @@ def test_errors_that_come_together_widen_the_interval():
 
 
 def test_without_words_the_interval_is_zero():
-    assert wer_interval(["", ""], ["a", ""]) == (0.0, 0.0)
+    assert wer_interval(["", ""], ["", ""]) == wer_interval([], []) == (0.0, 0.0)

@@ -93,28 +93,29 @@ def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
         assert (before | losses)[place] == pytest.approx(loss, abs=1e-6), place
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("hook", ["training_step", "validation_step"])
 def test_a_training_that_is_told_to_end_saves_what_it_has_and_goes_on_as_if_nothing_had_happened(
-    corpus, tmp_path, losses, monkeypatch, hook
+    corpus, tmp_path, losses, monkeypatch, hook, number
 ):
     settings = ["epochs=2", "validate_every=1"]
     train(options(corpus, tmp_path / "whole", *settings))
     whole = dict(losses)
     losses.clear()
 
-    handler, step, made = signal.getsignal(signal.SIGTERM), getattr(SpeechTraining, hook), []
+    handler, step, made = signal.getsignal(number), getattr(SpeechTraining, hook), []
 
     def told(self, batch):
         if not made and self.trainer.fit_loop.epoch_loop.batch_idx >= 2:
             made.append(self.trainer.global_step + (hook == "training_step"))  # with the one that is being made
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return step(self, batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(SpeechTraining, hook, told)
         with pytest.raises(SystemExit):
             train(options(corpus, tmp_path / "parts", *settings))
-    assert signal.getsignal(signal.SIGTERM) == handler
+    assert signal.getsignal(number) == handler
     assert [read_checkpoint(tmp_path / "parts" / "checkpoints" / "last.ckpt")["global_step"]] == made
     train(options(corpus, tmp_path / "parts", *settings, "resume=true"))
     assert losses == pytest.approx(whole, abs=1e-6)

@@ -1,0 +1,59 @@
+"""Long recordings with transcripts as utterances that can be trained on: cut in the pauses between words, whose times
+`asr.align` has found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from lhotse import MonoCut, SupervisionSegment
+from lhotse.supervision import AlignmentItem
+from lhotse.utils import fastcopy
+
+MARGIN = 0.3  # seconds of a pause that stay at either side of an utterance, at most
+EARLIEST = 0.4  # share of the most that an utterance may last, from which on it may end
+
+
+def segment(cut: MonoCut, longest: float) -> Iterator[MonoCut]:
+    """The cut in parts of at most `longest` seconds, each from pause to pause, with the words that are said in it and
+    their times; it ends in the longest pause that it reaches. What is between two parts, more than a margin of it, is
+    left out.
+
+    A word that is longer by itself is a part of its own. Raises ValueError for a cut without the times of its words."""
+    words = (cut.supervisions[0].alignment or {}).get("word")
+    if not words:
+        raise ValueError(f"{cut.id}: the times of its words are not known (asr.align finds them)")
+    places = [0.0, *(before.end / 2 + after.start / 2 for before, after in pairwise(words)), cut.duration]
+    first = 0
+    while first < len(words):
+        begin = max(places[first], words[first].start - MARGIN)
+        ends = [i for i in range(first + 1, len(words) + 1) if _end(places, words, i) - begin <= longest]
+        last = first + 1
+        if ends and ends[-1] == len(words):
+            last = len(words)
+        elif ends:
+            late = [i for i in ends if _end(places, words, i) - begin >= EARLIEST * longest] or ends[-1:]
+            last = max(late, key=lambda i: words[i].start - words[i - 1].end)
+        yield _part(cut, first, begin, _end(places, words, last), words[first:last])
+        first = last
+
+
+def _end(places: list[float], words: list[AlignmentItem], last: int) -> float:
+    """Where a part ends of which `last` is the first word that is not in it."""
+    return min(places[last], words[last - 1].end + MARGIN)
+
+
+def _part(cut: MonoCut, number: int, begin: float, end: float, words: list[AlignmentItem]) -> MonoCut:
+    said = cut.supervisions[0]
+    name, duration = f"{cut.id}-{number}", round(end - begin, 3)
+    supervision = SupervisionSegment(
+        id=name,
+        recording_id=said.recording_id,
+        start=0.0,
+        duration=duration,
+        text=" ".join(word.symbol for word in words),
+        speaker=said.speaker,
+        language=said.language,
+        alignment={"word": [word._replace(start=round(word.start - begin, 3)) for word in words]},
+    )
+    return fastcopy(cut, id=name, start=cut.start + begin, duration=duration, supervisions=[supervision])
