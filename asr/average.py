@@ -1,16 +1,17 @@
 """One model of several, the mean of their weights: `python -m asr.average exp/a/model exp/b/model --out exp/mean`.
 
 For trainings that began as the same model: their mean mostly errs less than each of them, and takes no longer than one.
-How it decodes is to be tuned anew (asr.tune). Exit code 2 for models that are not alike.
+How it decodes is to be tuned anew (asr.tune). Of one model it makes a copy with weights of another type (`--dtype`) and
+all that was tuned. Exit code 2 for models that are not alike.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+import shutil
 from pathlib import Path
 
-from asr.commands import guarded, keep_inputs
+from asr.commands import check_no_model, guarded, keep_inputs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,12 +30,18 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs(args.models, args.out)
+    check_no_model(args.out)
     from asr.decode.tuning import FILE as TUNING
+    from asr.decode.tuning import LANGUAGE_MODEL
     from asr.training.averaging import average_models
 
     average_models(args.models).save(args.out, args.dtype)
-    if (args.out / TUNING).exists():
-        print(f"{args.out / TUNING} was tuned for other weights: asr.tune --write does it anew", file=sys.stderr)
+    if len(args.models) == 1:
+        only = Path(args.models[0])
+        if (only / TUNING).is_file():
+            shutil.copy(only / TUNING, args.out)
+        if (only / LANGUAGE_MODEL).is_dir():
+            shutil.copytree(only / LANGUAGE_MODEL, args.out / LANGUAGE_MODEL)
 
 
 if __name__ == "__main__":

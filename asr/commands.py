@@ -138,6 +138,12 @@ def check_outputs(*outputs: Path | None) -> None:
             path.unlink(missing_ok=True)  # another process of the same command may have been quicker
 
 
+def check_no_model(folder: Path) -> None:
+    """Raises ValueError where a command would write over a model."""
+    if (folder / "config.json").exists():
+        raise ValueError(f"{folder} holds a model already: move it away, or take another folder")
+
+
 @contextlib.contextmanager
 def guarded(command: str) -> Iterator[None]:
     """Around a command: what a user can mend ends it in one line (code 2), and so does what stops it from outside

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from asr.commands import guarded, keep_inputs
+from asr.commands import check_no_model, guarded, keep_inputs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs([args.source, *([args.vocabulary] if args.vocabulary else [])], Path(args.out))
+    check_no_model(Path(args.out))
     from asr.decode.options import IMPORTED
     from asr.decode.tuning import save_tuning
     from asr.model.foreign import WhisperTask, export_model, import_model

@@ -41,6 +41,25 @@ def test_evaluate_scores_a_corpus(files):
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["a", "b"]
 
 
+def test_both_sides_can_be_normalised_otherwise_and_what_cannot_be_read_is_counted(files):
+    (files / "c.wav").write_bytes(b"")
+    entries = [{"audio_filepath": f"{name}.wav", "text": "Über ONE"} for name in "abc"]
+    (files / "m.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    cuts = files / "cuts.jsonl.gz"
+    assert call("asr.corpus", "prepare", files / "m.jsonl", "--out", cuts).returncode == 0
+    (files / "b.wav").unlink()
+    common = (cuts, "--model", files / "model", "--json", "--out", files / "heard.jsonl")
+    said = {}
+    for normalizer in (None, "none"):
+        done = call("asr.evaluate", *common, *(["--normalizer", normalizer] if normalizer else []))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["left_out"] == 1
+        said[normalizer] = json.loads((files / "heard.jsonl").read_text().splitlines()[0])["reference"]
+    assert said == {None: "uber one", "none": "Über ONE"}
+    done = call("asr.evaluate", *common, "--normalizer", "klingon")
+    assert done.returncode == 2 and b"normalizer: 'klingon' is not one of english" in done.stderr
+
+
 def test_evaluate_does_not_overwrite_its_corpus(files):
     manifest = '{"audio_filepath": "a.wav", "text": "one two"}\n'
     (files / "m.jsonl").write_text(manifest)

@@ -254,10 +254,16 @@ def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
 def _soundfile_blocks(sound: soundfile.SoundFile, most: int, promised: int, name: str) -> Iterator[np.ndarray]:
     """At most so many frames. Raises AudioError where the sound ends before `promised`."""
     place = sound.tell() if sound.seekable() else 0
+    size = _BLOCK_SECONDS * sound.samplerate
     while most > 0:
         try:
-            block = sound.read(min(most, _BLOCK_SECONDS * sound.samplerate), dtype="float32", always_2d=True)
+            block = sound.read(min(most, size), dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
+            if sound.seekable() and size > sound.samplerate // 4:  # nearly up to where it is damaged
+                with contextlib.suppress(soundfile.LibsndfileError):
+                    sound.seek(place)
+                    size = max(1, sound.samplerate // 4)
+                    continue
             raise AudioError(f"{name}: damaged after {place / sound.samplerate:.1f} s ({error})") from None
         if not len(block):
             check_missing((promised - place) / sound.samplerate, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import lightning as L
@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from asr.audio.distort import DistortionConfig
 from asr.decode.search import check_options
 from asr.decode.tuning import FILE as TUNING
+from asr.decode.tuning import LANGUAGE_MODEL
 from asr.model.bigram import MOST_TOKENS, Bigram
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
@@ -51,6 +52,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     else:
         tokenizer = build_tokenizer(config.tokenizer, data.texts())
     model = adapt_model(origin, config, tokenizer) if origin else build_model(config, tokenizer)
+    _take_shape(config, model)
     if text_model:
         start_decoder(model, text_model)
     takes = model.front_end.config.takes
@@ -95,9 +97,30 @@ def train(config: TrainConfig) -> tuple[Path, float]:
         model.save(folder, config.export)
         if (folder / TUNING).exists():
             logger.warning("%s was tuned for other weights: asr.tune --write does it anew", folder / TUNING)
+        language_model = Path(config.init_from or "", LANGUAGE_MODEL)
+        if config.init_from and not config.new_tokenizer and language_model.is_dir():
+            logger.info(
+                "init_from has a language model, which is not in %s yet: asr.tune DEV --model %s --lm %s"
+                " --lm-weights 0 0.3 0.5 0.7 --ilm-weights 0 0.5 --write takes it where it helps",
+                *(folder, folder, language_model),
+            )
         write_report(out, f"{summary}; {extent(data, model)}", asdict(config))
     logger.info("%s; the model is in %s, the curves in %s", summary, folder, out / "report.html")
     return folder, wer
+
+
+def _take_shape(config: TrainConfig, model: SpeechModel) -> None:
+    """Into `config`, which is kept with the training, the shape and the features that the model has: those of
+    `init_from` count where it names one."""
+    of_the_rest = {name: getattr(config.model, name) for name in ("vocab_size", "input_dim")}  # tokenizer, features
+    shape = replace(model.transformer.config, **of_the_rest)
+    for name, theirs in (("features", model.front_end.config), ("model", shape)):
+        ours = getattr(config, name)
+        others = [field.name for field in fields(theirs) if getattr(ours, field.name) != getattr(theirs, field.name)]
+        if config.init_from and others:
+            said = ", ".join(f"{other} {getattr(theirs, other)} ({getattr(ours, other)})" for other in others)
+            logger.info("init_from: what the model has counts, not %s of the options (in brackets): %s", name, said)
+        setattr(config, name, theirs)
 
 
 def _check_trained(config: TrainConfig, model: SpeechModel, begun: bool) -> None:

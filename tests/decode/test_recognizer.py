@@ -80,6 +80,31 @@ def test_an_unreadable_file_does_not_stop_the_others(recognizer, tmp_path):
         recognizer.transcribe(tmp_path / "c.wav")
 
 
+@pytest.mark.parametrize(("suffix", "lost"), [("wav", 20_000), ("flac", 20_000), ("ogg", 500)])
+def test_of_a_file_that_breaks_off_what_is_there_is_transcribed(recognizer, tmp_path, suffix, lost):
+    whole = tmp_path / f"whole.{suffix}"
+    soundfile.write(whole, noise(15), SAMPLE_RATE)
+    data = whole.read_bytes()
+    (tmp_path / f"cut.{suffix}").write_bytes(data[:-lost])
+    first, second = recognizer.transcribe_all([tmp_path / f"cut.{suffix}", whole])
+    assert "cut off" in first.error or "damaged after" in first.error
+    assert first.text and len(first.segments) == len(second.segments) == 1 and 13 < first.duration < 15
+    assert second.error is None
+    with pytest.raises(AudioError, match="cut"):
+        recognizer.transcribe(tmp_path / f"cut.{suffix}")
+
+
+def test_long_recordings_are_cut_to_what_the_model_was_trained_on(tiny_model, tmp_path):
+    assert Recognizer(tiny_model, precision="float32").piece_seconds == 20.0
+    tiny_model.trained_seconds = 4.5
+    tiny_model.save(tmp_path)
+    assert Recognizer.load(tmp_path).piece_seconds == 4.5
+    assert Recognizer.load(tmp_path, piece_seconds=9).piece_seconds == 9
+    tiny_model.trained_seconds = 28.0
+    assert Recognizer(tiny_model, precision="float32").piece_seconds == 20.0
+    tiny_model.trained_seconds = None
+
+
 @pytest.mark.parametrize("sound", [np.zeros(0), np.zeros(160), noise(0.01), np.zeros(5 * SAMPLE_RATE)])
 def test_silence_and_a_moment_of_sound_give_the_empty_transcript(recognizer, sound):
     assert recognizer.transcribe(sound).text == ""

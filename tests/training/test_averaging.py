@@ -5,7 +5,7 @@ import torch
 
 from asr.average import main
 from asr.decode import DecodeOptions
-from asr.decode.tuning import save_tuning
+from asr.decode.tuning import load_tuning, save_tuning
 from asr.model.folder import ModelError
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -69,14 +69,24 @@ def test_models_of_other_shapes_have_no_mean(tiny_model, tmp_path):
         average_models([tmp_path / "a", tmp_path / "b"])
 
 
-def test_how_another_model_decodes_does_not_stay_unsaid(tiny_model, tmp_path, capsys):
-    for folder in ("a", "mean"):
-        tiny_model.save(tmp_path / folder)
-    main([str(tmp_path / "a"), "--out", str(tmp_path / "mean")])
-    assert not capsys.readouterr().err
-    save_tuning(tmp_path / "mean", DecodeOptions())
-    main([str(tmp_path / "a"), "--out", str(tmp_path / "mean")])
-    assert "decoding.json was tuned for other weights" in capsys.readouterr().err
+def test_of_one_model_it_makes_a_copy_in_another_type_with_all_that_was_tuned(tiny_model, tmp_path):
+    tiny_model.save(tmp_path / "a")
+    save_tuning(tmp_path / "a", DecodeOptions(beam_size=7), language_model=tmp_path / "a")
+    main([str(tmp_path / "a"), "--out", str(tmp_path / "small"), "--dtype", "int8"])
+    assert load_tuning(tmp_path / "small").options == DecodeOptions(beam_size=7)
+    assert load_tuning(tmp_path / "small").language_model == tmp_path / "small" / "lm"
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("small", "a")]
+    assert sizes[0] < 0.5 * sizes[1]
+
+
+def test_no_model_is_written_over(tiny_model, tmp_path, capsys):
+    for name in ("a", "b"):
+        tiny_model.save(tmp_path / name)
+    before = (tmp_path / "b" / "model.safetensors").read_bytes()
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "a"), "--out", str(tmp_path / "b")])
+    assert "b holds a model already" in capsys.readouterr().err
+    assert (tmp_path / "b" / "model.safetensors").read_bytes() == before
 
 
 def test_a_mean_is_not_written_over_what_it_is_of(tiny_model, tmp_path, capsys):

@@ -19,8 +19,10 @@ from asr.corpus import open_corpus
 from asr.model.layers import layers_of
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
+from asr.training.averaging import average_checkpoints, best_checkpoints
 from asr.training.building import build_model, build_tokenizer
 from asr.training.callbacks import Samples
+from asr.training.config import DataConfig
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.run import train
@@ -49,6 +51,35 @@ def test_the_exported_model_transcribes(trained, corpus):
     heard = [recognizer.transcribe(corpus / "dev" / f"{i}.wav").text for i in range(12)]
     said = [(corpus / "dev" / f"{i}.txt").read_text().lower().rstrip(".") for i in range(12)]
     assert sum(h == s for h, s in zip(heard, said, strict=True)) >= 10
+
+
+def test_an_average_that_is_worse_than_its_best_checkpoint_is_not_exported(corpus, tmp_path, monkeypatch, caplog):
+    """As of the first epochs of a training, which have little in common."""
+
+    def average(paths):
+        weights = average_checkpoints(paths)
+        return weights if len(paths) == 1 else {name: torch.randn_like(weight) for name, weight in weights.items()}
+
+    monkeypatch.setattr("asr.training.run.average_checkpoints", average)
+    monkeypatch.setattr("asr.training.run.figure_of", lambda path: -1.0)
+    folder, _ = train(options(corpus, tmp_path / "out", "epochs=2", "average=2", "validate_every=1"))
+    assert "the average of 2 checkpoints has a dev WER of" in caplog.text
+    best = average_checkpoints(best_checkpoints(tmp_path / "out")[:1])
+    exported = SpeechModel.load(folder).state_dict()
+    assert all(torch.equal(exported[name], best[name]) for name in best if name in exported)
+
+
+def test_what_the_normaliser_rewrites_unasked_is_said(tmp_path, caplog):
+    write_corpus(tmp_path / "c", 2, seed=1)
+    for path, text in zip(sorted((tmp_path / "c").glob("*.txt")), ("Über 25 Straßen", "plain words"), strict=True):
+        path.write_text(text)
+    corpus = {name: [str(tmp_path / "c")] for name in ("train", "dev")}
+    SpeechData(DataConfig(**corpus), seed=1)
+    assert "rewrites 1 of 2 transcripts, as 'Über 25 Straßen', which becomes 'uber twenty" in caplog.text
+    caplog.clear()
+    for normalizer in ("english", "neutral"):
+        SpeechData(DataConfig(**corpus, normalizer=normalizer), seed=1)
+    assert "rewrites" not in caplog.text
 
 
 def test_what_a_training_leaves_behind(trained):
