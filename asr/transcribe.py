@@ -30,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for a file of each transcript")
+    parser.add_argument("--skip-existing", action="store_true", help="go on where --out holds some of them already")
     add_decoding_options(parser)
     return parser
 
@@ -39,8 +40,11 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     recognizer = load_recognizer(args)
     is_text = recognizer.takes == "text"
-    failed, files = _lines(args.files) if is_text else _files(args.files, recognizer.takes)
-    places = _places(files, args, is_text)
+    failed, files, names = _lines(args.files) if is_text else _files(args.files, recognizer.takes)
+    places = _places(files, names, args, is_text)
+    if args.skip_existing:
+        new = [i for i, place in enumerate(places) if place is None or not place.exists()]
+        files, places = [files[i] for i in new], [places[i] for i in new]
     if args.format != "text" and recognizer.model.transformer.ctc and not is_text:
         recognizer.word_times = True
     elif args.format == "ctm":
@@ -63,15 +67,21 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _write(place: Path, text: str) -> None:
+    unfinished = place.with_name(f".{place.name}")
     try:
-        with place.open("x", encoding="utf-8") as file:
-            file.write(text)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text, encoding="utf-8")
+        if place.exists():
+            raise FileExistsError(f"{place} is there already")
+        unfinished.rename(place)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
         raise ValueError(f"--out: {error}") from None
 
 
-def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[Path | None]:
-    """The file of each transcript; None: it is printed."""
+def _places(files: list[str], names: list[str], args: argparse.Namespace, is_text: bool) -> list[Path | None]:
+    """The file of each transcript, by its name; None: it is printed."""
     timed = args.format in ("srt", "vtt", "ctm")
     if is_text and (args.out or timed):
         raise ValueError("this model reads text, whose lines are printed as text or as JSON")
@@ -81,9 +91,8 @@ def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[P
         if args.format == "ctm" and (twice := first_repeated(ctm_name(Path(file).stem) for file in files)):
             raise ValueError(f"--format ctm: several of the files would be called {twice}")
         return [None] * len(files)
-    places = [args.out / ("stdin" if file == "-" else Path(file).stem) for file in files]
     suffix = ".txt" if args.format == "text" else f".{args.format}"
-    places = [place.with_name(place.name + suffix) for place in places]
+    places = [args.out / f"{name}{suffix}" for name in names]
     if twice := first_repeated(places):
         raise ValueError(f"--out: several of the files would be written to {twice}")
     try:
@@ -91,18 +100,19 @@ def _places(files: list[str], args: argparse.Namespace, is_text: bool) -> list[P
         there = next((place for place in places if place.exists()), None)
     except OSError as error:  # a name that is too long, too
         raise ValueError(f"--out: {error}") from None
-    if there:
-        raise ValueError(f"--out: {there} is there already")
+    if there and not args.skip_existing:
+        raise ValueError(f"--out: {there} is there already (--skip-existing goes on with the others)")
     return places
 
 
-def _files(arguments: list[str], takes: str) -> tuple[bool, list[str]]:
+def _files(arguments: list[str], takes: str) -> tuple[bool, list[str], list[str]]:
     """Whether some folder could not be read (each has its line on standard error), and the arguments, each folder among
-    them replaced by the sound (or the matrices) under it."""
+    them replaced by the sound (or the matrices) under it; and their names, without suffix: in a folder with the way to
+    them."""
     from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, AudioError, files_under
 
     suffixes = MATRIX_SUFFIXES if takes == "matrix" else AUDIO_SUFFIXES
-    found, unread = [], []
+    found, names, unread = [], [], []
 
     def skip(error: AudioError) -> None:
         unread.append(error)
@@ -111,16 +121,19 @@ def _files(arguments: list[str], takes: str) -> tuple[bool, list[str]]:
     for argument in arguments:
         if argument == "-" or not os.path.isdir(argument):
             found.append(argument)
+            names.append("stdin" if argument == "-" else Path(argument).stem)
             continue
-        inside = [str(path) for path in sorted(files_under(argument, skip)) if path.suffix.lower() in suffixes]
+        inside = [path for path in sorted(files_under(argument, skip)) if path.suffix.lower() in suffixes]
         if not inside:
             raise ValueError(f"{argument}: no {takes} in this folder")
-        found += inside
-    return bool(unread), found
+        found += map(str, inside)
+        names += [str(path.relative_to(argument).with_suffix("")) for path in inside]
+    return bool(unread), found, names
 
 
-def _lines(files: list[str]) -> tuple[bool, list[str]]:
-    """Whether some file could not be read (each has its line on standard error), and the lines of the others."""
+def _lines(files: list[str]) -> tuple[bool, list[str], list[str]]:
+    """Whether some file could not be read (each has its line on standard error), and the lines of the others, without
+    names."""
     from asr.audio.reading import AudioError, read_lines
 
     failed, lines = False, []
@@ -130,7 +143,7 @@ def _lines(files: list[str]) -> tuple[bool, list[str]]:
         except AudioError as error:
             failed = True
             print(f"asr.transcribe: {error}", file=sys.stderr)
-    return failed, lines
+    return failed, lines, [""] * len(lines)
 
 
 def _seconds(files: list[str]) -> float:

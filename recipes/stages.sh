@@ -3,6 +3,9 @@
 # the recipe's own flags say.
 
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1} # huge pages: a tenth of a training's time on a CPU
+if [ -z "${LD_PRELOAD:-}" ] && tcmalloc=$(ldconfig -p 2> /dev/null | grep -om1 '/.*libtcmalloc_minimal\.so\.4'); then
+  export LD_PRELOAD=$tcmalloc # finds blocks more quickly where a heap has holes of many sizes: a seventh more
+fi
 
 # parse "FLAG..." DEFAULT_OUT LAST_STAGE ARGUMENT...: --FLAG VALUE goes into the variable of that name, and of --out,
 # --stage and --stop-stage; option=value into `options`

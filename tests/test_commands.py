@@ -158,6 +158,22 @@ def test_a_transcript_does_not_overwrite_another(files, capsys):
     assert "a.txt is there already" in capsys.readouterr().err and (files / "a.txt").read_text() == "one two"
 
 
+def test_the_transcripts_of_a_folder_lie_as_its_files_do_and_an_interrupted_run_goes_on(files):
+    for day in ("mon", "tue"):
+        (files / "calls" / day).mkdir(parents=True)
+        shutil.copy(files / "a.wav", files / "calls" / day / "1.wav")
+    command = ["asr.transcribe", files / "calls", files / "b.wav", "--model", files / "model", "--out", files / "out"]
+    assert call(*command).returncode == 0
+    written = sorted(str(path.relative_to(files / "out")) for path in (files / "out").rglob("*.txt"))
+    assert written == ["b.txt", "mon/1.txt", "tue/1.txt"]
+    (files / "out" / "mon" / "1.txt").write_text("kept")
+    (files / "out" / "b.txt").unlink()
+    assert b"--skip-existing goes on" in call(*command).stderr
+    assert call(*command, "--skip-existing").returncode == 0
+    assert (files / "out" / "mon" / "1.txt").read_text() == "kept" and (files / "out" / "b.txt").exists()
+    assert {path.name for path in (files / "out").rglob("*") if path.is_file()} == {"1.txt", "b.txt"}
+
+
 def test_a_reader_that_has_enough_ends_the_command_without_a_word(files):
     command = f"{sys.executable} -m asr.transcribe --model {files}/model {files}/a.wav {files}/b.wav | head -c 1"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -184,7 +200,7 @@ def test_a_name_that_is_not_utf_8_is_printed_all_the_same(files):
 
 def test_a_transcript_that_cannot_be_written_is_one_line(files, monkeypatch):
     def full(path, mode="r", *rest, **settings):
-        if mode == "x":
+        if mode == "w" and path.parent.name == "out":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return opened(path, mode, *rest, **settings)
 

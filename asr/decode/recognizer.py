@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.resources import resource
 
-Recording = str | os.PathLike | np.ndarray
+Recording = str | os.PathLike | bytes | BinaryIO | np.ndarray | Tensor
 
 FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
@@ -142,8 +143,9 @@ class Recognizer:
         return recognizer
 
     def transcribe(self, recording: Recording) -> Transcript:
-        """The transcript of a file, or of an array: samples `(N,)` at 16 kHz, or a matrix `(T, d)` where the model
-        takes matrices; where it takes text, of that text. Raises AudioError for what cannot be read."""
+        """The transcript of a file (its path, its bytes, or what is open for reading them), or of an array or a tensor:
+        samples `(N,)` at 16 kHz, or a matrix `(T, d)` where the model takes matrices; where it takes text, of that
+        text. Raises AudioError for what cannot be read."""
         transcript = next(self.transcribe_all([recording]))
         if transcript.error:
             raise AudioError(transcript.error)
@@ -156,7 +158,7 @@ class Recognizer:
 
         What cannot be read, or not to its end, gives a transcript with an error. `progress` is told the seconds
         decoded. Raises TypeError for a single recording."""
-        if isinstance(recordings, Recording):
+        if isinstance(recordings, str | os.PathLike | bytes | np.ndarray | Tensor) or hasattr(recordings, "read"):
             raise TypeError("transcribe_all takes several recordings: for one there is transcribe")
         waiting: list[_Job] = []
         pieces: list[tuple[_Job, Piece]] = []
@@ -209,6 +211,8 @@ class Recognizer:
             raise AudioError(f"{job.name}: {frames} encoder frames are more than {most}")
 
     def _pieces(self, recording: Recording, job: _Job) -> Iterator[Piece]:
+        if isinstance(recording, Tensor):
+            recording = recording.detach().cpu().numpy()
         if self.takes == "text":
             if not isinstance(recording, str):
                 raise AudioError(f"{_name(recording)}: this model reads text, not sound or matrices")
@@ -230,13 +234,15 @@ class Recognizer:
         if isinstance(recording, np.ndarray):
             if recording.ndim != 1:
                 raise AudioError(f"{_name(recording)}: this model hears samples (N,), not {recording.shape}")
+            if recording.dtype.kind != "f" and recording.dtype != np.int16:
+                raise AudioError(f"{_name(recording)}: samples are floats in [-1, 1] or int16, not {recording.dtype}")
             with np.errstate(over="ignore"):
-                samples = recording.astype(np.float32) if recording.dtype.kind == "f" else None
-            if samples is None or not (np.abs(samples) <= LOUDEST).all():  # nor is one that is no number
-                raise AudioError(f"{_name(recording)}: samples are finite floats in [-1, 1], not {recording.dtype}")
+                samples = recording.astype(np.float32) / (32768 if recording.dtype == np.int16 else 1)
+            if not (np.abs(samples) <= LOUDEST).all():  # nor is one that is no number
+                raise AudioError(f"{_name(recording)}: samples must be finite, and lie in [-1, 1]")
             blocks = iter([samples])
         else:
-            blocks = stream_audio(recording)
+            blocks = stream_audio(recording, None if recording == "-" else _name(recording))
         yield from cut_at_pauses(self._timed(blocks, job), self.piece_seconds)
 
     def _timed(self, blocks: Iterator[np.ndarray], job: _Job) -> Iterator[np.ndarray]:
@@ -367,10 +373,14 @@ class Recognizer:
 
 
 def _name(recording: Recording) -> str:
-    if isinstance(recording, np.ndarray):
+    if isinstance(recording, np.ndarray | Tensor):
         return "<array>"
+    if isinstance(recording, bytes):
+        return "<bytes>"
+    if hasattr(recording, "read"):
+        return str(getattr(recording, "name", "<file>"))
     if not isinstance(recording, str | os.PathLike):
-        raise TypeError(f"a recording is a path or a NumPy array, not {type(recording).__name__}")
+        raise TypeError(f"a recording is a path, bytes, a file, an array or a tensor, not {type(recording).__name__}")
     return printable(recording)
 
 

@@ -84,8 +84,8 @@ def train(config: TrainConfig) -> tuple[Path, float]:
 
     best = best_checkpoints(out)[: 1 if config.ema else config.average]
     wer = dev_wer(best)
-    if len(best) > 1 and wer > figure_of(best[0]) + 0.005:  # epochs that had little in common
-        logger.warning("the average of %d checkpoints has a dev WER of %.2f %%: the best one alone", len(best), wer)
+    if len(best) > 1 and wer > 1.1 * figure_of(best[0]) + 0.5:  # epochs that had little in common
+        logger.warning("the average of %d checkpoints has a dev WER of %.2f %%: the best alone counts", len(best), wer)
         best = best[:1]
         wer = dev_wer(best)
     model.trained_seconds = data.usual_seconds

@@ -1,3 +1,4 @@
+import io
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -138,15 +139,28 @@ def test_results_come_before_the_last_file_is_read(recognizer):
     assert len(read) <= 4
 
 
-@pytest.mark.parametrize("sound", [np.full(9000, np.nan), np.zeros(9000, np.int16), np.full(9000, 1e20)])
+@pytest.mark.parametrize("sound", [np.full(9000, np.nan), np.zeros(9000, np.int32), np.full(9000, 1e20)])
 def test_arrays_that_are_no_sound_are_refused(recognizer, sound):
-    with pytest.raises(AudioError, match="finite floats"):
+    with pytest.raises(AudioError, match="samples must be finite|samples are floats in .* or int16, not int32"):
         recognizer.transcribe(sound)
 
 
+def test_a_recording_may_be_bytes_an_open_file_whole_numbers_or_a_tensor(recognizer, tmp_path):
+    soundfile.write(tmp_path / "a.wav", noise(2), SAMPLE_RATE)
+    numbers, _ = soundfile.read(tmp_path / "a.wav", dtype="int16")
+    data = (tmp_path / "a.wav").read_bytes()
+    with open(tmp_path / "a.wav", "rb") as file:
+        recordings = [data, file, io.BytesIO(data), numbers, torch.from_numpy(numbers / np.float32(32768))]
+        heard = list(recognizer.transcribe_all([tmp_path / "a.wav", *recordings]))
+    assert len({transcript.text for transcript in heard}) == 1 and not any(each.error for each in heard)
+    assert [each.name for each in heard[1:]] == ["<bytes>", str(tmp_path / "a.wav"), "<file>", "<array>", "<array>"]
+    with pytest.raises(TypeError, match="several recordings"):
+        recognizer.transcribe_all(data).__next__()
+
+
 def test_what_is_neither_a_path_nor_an_array_is_named(recognizer):
-    with pytest.raises(TypeError, match="a path or a NumPy array, not Tensor"):
-        recognizer.transcribe(torch.zeros(16000))
+    with pytest.raises(TypeError, match="a path, bytes, a file, an array or a tensor, not dict"):
+        recognizer.transcribe({"array": np.zeros(16000)})
 
 
 def test_one_recording_is_not_taken_for_several(recognizer):
@@ -249,7 +263,7 @@ def test_half_precision_is_heard_and_what_is_infinite_in_it_is_no_sound(recogniz
     sound = noise(1).astype(np.float16)
     assert recognizer.transcribe(sound).error is None
     sound[5] = np.inf
-    with pytest.raises(AudioError, match="samples are finite floats"):
+    with pytest.raises(AudioError, match="samples must be finite"):
         recognizer.transcribe(sound)
     assert not [warning for warning in recwarn if "overflow" in str(warning.message)]
 
