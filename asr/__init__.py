@@ -23,7 +23,8 @@ def load(model: str | Path | None = None, device: str | None = None, **settings)
     "whisper:PATH" is another toolkit's checkpoint, as `asr.model.foreign` imports it.
     `settings` as in asr.decode.Recognizer: `options` (asr.decode.DecodeOptions), `language_model`, `ngram`,
     `precision`, `batch_seconds`, `piece_seconds`, `attention_window`, `word_times`, `int8`; or single options of the
-    search, where the others are to stay as they were tuned for the model: `beam_size`, `nbest`, `lm_weight`, ...
+    search, where the others are to stay as they were tuned for the model: `beam_size`, `nbest`, `lm_weight`, `phrases`,
+    ...
 
     Raises asr.model.folder.ModelError."""
     from asr.decode.recognizer import Recognizer  # `import asr` itself loads nothing

@@ -43,6 +43,10 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lm-weight", type=float, help="of the language model's score, 0: none (default: 0.3*)")
     group.add_argument("--ilm-weight", type=float, help="of the transcripts' bigram, subtracted (default: 0*)")
     group.add_argument("--ngram-weight", type=float, help="of the n-gram model's score (default: 0.3*)")
+    group.add_argument(
+        "--phrases", metavar="FILE", help="a phrase a line, likelier than the model thinks: names, terms"
+    )
+    group.add_argument("--phrase-weight", type=float, help="of each token of such a phrase (default: 1)")
     group.add_argument("--length-bonus", type=float, help="added to the score for each token (default: 0*)")
     group.add_argument("--nbest", type=int, help="hypotheses returned, at most --beam-size (default: 1)")
 
@@ -59,9 +63,16 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
         settings["language_model"] = None
     elif args.lm:
         settings["language_model"] = args.lm
-    names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ilm_weight", "ngram_weight", "length_bonus", "nbest")
+    names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ilm_weight", "ngram_weight", "phrase_weight")
+    names = (*names, "length_bonus", "nbest")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.phrases:
+        from asr.audio.reading import read_lines
+
+        given["phrases"] = tuple(line for line in read_lines(args.phrases) if line.strip())
     recognizer = load_model(args.model, args.device, **settings, **given)
+    if args.phrase_weight is not None and not recognizer.options.phrases:
+        raise ValueError(f"--phrase-weight {args.phrase_weight}: there are no --phrases")
     unasked = args.lm or args.ngram or any(map(given.get, ("lm_weight", "ilm_weight", "ngram_weight")))
     if recognizer.options.strategy == "greedy" and unasked:
         raise ValueError("--strategy greedy uses no other model: leave out --lm, --ngram and their weights")

@@ -174,6 +174,18 @@ def test_the_transcripts_of_a_folder_lie_as_its_files_do_and_an_interrupted_run_
     assert {path.name for path in (files / "out").rglob("*") if path.is_file()} == {"1.txt", "b.txt"}
 
 
+def test_phrases_are_lines_of_a_file(files):
+    (files / "names.txt").write_text("Cab Dab\n\nbad\n")
+    command = ["asr.transcribe", files / "a.wav", "--model", files / "model", "--phrases"]
+    assert call(*command, files / "names.txt", "--phrase-weight", 3).returncode == 0
+    done = call(*command, files / "nowhere.txt")
+    assert done.returncode == 2 and done.stderr.decode().endswith("nowhere.txt: no such file\n")
+    done = call(*command, files / "names.txt", "--strategy", "ctc", "--beam-size", 1)
+    assert done.returncode == 2 and b"phrases need a search" in done.stderr
+    done = call(*command[:-1], "--phrase-weight", 3)
+    assert done.returncode == 2 and b"--phrase-weight 3.0: there are no --phrases" in done.stderr
+
+
 def test_a_reader_that_has_enough_ends_the_command_without_a_word(files):
     command = f"{sys.executable} -m asr.transcribe --model {files}/model {files}/a.wav {files}/b.wav | head -c 1"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

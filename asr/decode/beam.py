@@ -18,6 +18,7 @@ from torch import Tensor
 
 from asr.decode.ctc import LOG_ZERO, CTCPrefixScorer, PrefixState
 from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.phrases import Phrases
 from asr.decode.repetition import Repetition
 from asr.decode.timestamps import apply_timestamp_rules_
 from asr.decode.top import top_k
@@ -44,6 +45,7 @@ class Running:
     decoder: DecoderState | None
     ctc: PrefixState | None
     lm: AttentionCache | None
+    phrase: Tensor | None  # (B, W) places in the tree of phrases
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,10 @@ class BeamSearch:
         memory_lens: Tensor,
         options: DecodeOptions,
         language_model: LanguageModel | None = None,
+        phrases: Phrases | None = None,
     ):
         self.options = options
+        self.phrases = phrases
         self.config = model.config
         self.look_at_done, self.look_at_past = LOOKS["cpu" if memory.device.type == "cpu" else "cuda"]
         self.lm = language_model if options.lm_weight else None
@@ -134,6 +138,7 @@ class BeamSearch:
             decoder=decoder,
             ctc=ctc,
             lm=self.lm and self.lm.start(B, W),
+            phrase=None if self.phrases is None else lens.new_full((B, W), self.phrases.start),
         )
         nothing = lens.new_zeros(B, W)
         return running, Ended(running.tokens, running.scores, nothing, torch.full_like(zero, 2 * LOG_ZERO))
@@ -153,6 +158,9 @@ class BeamSearch:
             gains = log_probs if gains is None else gains.add_(log_probs)
         if self.ilm is not None:
             gains.sub_(torch.nn.functional.embedding(newest, self.ilm))
+        if self.phrases is not None:
+            earned = torch.nn.functional.embedding(now.phrase, self.phrases.gains)
+            gains = earned if gains is None else gains.add_(earned)
         # all hypotheses are alike at first: one is enough
         dead = (
             now.scores[:, :, -1] <= LOG_ZERO if step else (torch.arange(W, device=newest.device) > 0).expand_as(newest)
@@ -181,6 +189,7 @@ class BeamSearch:
             decoder=decoder and decoder.reorder(parents),
             ctc=self.ctc and self.ctc.advance(now.ctc, parents, tokens),
             lm=lm and lm.reorder(parents),
+            phrase=None if self.phrases is None else self.phrases.advance(now.phrase.gather(1, parents), tokens),
         )
 
     def _ways(self, gains: Tensor, dead: Tensor, step: int) -> Continuations:
@@ -253,7 +262,8 @@ class BeamSearch:
         language model's subtracted they may rise, and bonuses add up; neither changed any of 225 and of 150
         transcripts, docs/notebook/decoding.md.)"""
         best = self.running.scores[:, 0, -1]
-        to_come = (self.limit - step).clamp(0, CATCHING_UP) * max(self.options.length_bonus, 0.0)
+        bonus = max(self.options.length_bonus, 0.0) + (self.options.phrase_weight if self.phrases else 0.0)
+        to_come = (self.limit - step).clamp(0, CATCHING_UP) * bonus
         return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= LOG_ZERO)
 
     def _keep(self, utterances: Tensor) -> None:

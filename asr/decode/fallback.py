@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.phrases import Phrases
 from asr.decode.search import attention_scores, search_memory
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
@@ -33,14 +34,15 @@ def search_with_fallback(
     options: DecodeOptions,
     language_model: LanguageModel | None,
     text: Callable[[Hypothesis], str],
+    phrases: Phrases | None = None,
 ) -> list[list[Hypothesis]]:
     """`search_memory`; then, for the utterances whose best hypothesis is doubtful as `text` writes it, tokens drawn at
     each temperature of `options.fallback` in turn, until none is doubtful. What was drawn last stays, alone."""
-    found = search_memory(model, memory, memory_lens, options, language_model)
+    found = search_memory(model, memory, memory_lens, options, language_model, phrases)
     for temperature in options.fallback:
         best = [hypotheses[0] for hypotheses in found]
         log_probs = [hypothesis.score for hypothesis in best]
-        if options.ctc_weight or options.length_bonus or language_model:  # the search's score has more in it
+        if options.ctc_weight or options.length_bonus or language_model or phrases:  # the search's score has more in it
             scores = attention_scores(model, memory, memory_lens, [[hypothesis] for hypothesis in best])
             log_probs = [sum(score) for (score,) in scores]
         judged = zip(best, log_probs, strict=True)

@@ -23,6 +23,8 @@ class DecodeOptions:
     # where there is a language model to take its place
     ilm_weight: float = 0.0
     ngram_weight: float = 0.3  # of the n-gram model's, which rescores what the search found; where there is one
+    phrases: tuple[str, ...] = ()  # words and word sequences that are likelier than the model thinks: names, terms
+    phrase_weight: float = 1.0  # added to the score for each token of a phrase that is written to its end
     length_bonus: float = 0.0  # added to the score for each token
     max_repeats: int = 8  # times that a block of tokens may stand in a row: a loop ends there
     temperature: float = 0.0  # of greedy search: above 0 each token is drawn from softmax(log-posteriors / temperature)
@@ -38,7 +40,9 @@ class DecodeOptions:
             raise ValueError(f"ctc_weight must lie in [0, 1], not {self.ctc_weight}")
         if self.strategy == "rescore" and not self.ctc_weight:
             raise ValueError("strategy rescore takes its n-best from CTC: ctc_weight must be above 0")
-        for name in ("lm_weight", "ilm_weight", "ngram_weight"):
+        if self.phrases and self.strategy == "ctc" and self.beam_size == 1:
+            raise ValueError("phrases need a search: strategy ctc with a beam_size of 1 takes the likeliest path")
+        for name in ("lm_weight", "ilm_weight", "ngram_weight", "phrase_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite and not negative, not {getattr(self, name)}")
         if not math.isfinite(self.length_bonus):
@@ -46,6 +50,7 @@ class DecodeOptions:
         if self.max_repeats < 2:
             raise ValueError(f"max_repeats must be at least 2, not {self.max_repeats}")
         object.__setattr__(self, "fallback", tuple(self.fallback))
+        object.__setattr__(self, "phrases", (self.phrases,) if isinstance(self.phrases, str) else tuple(self.phrases))
         if self.temperature < 0 or any(temperature <= 0 for temperature in self.fallback):
             raise ValueError("temperature must not be negative, those of fallback must be positive")
         if self.temperature and self.strategy != "greedy":

@@ -30,6 +30,7 @@ from asr.decode.ctc import hears_something
 from asr.decode.fallback import search_with_fallback
 from asr.decode.ngram import NGram
 from asr.decode.options import IMPORTED, DecodeOptions, Hypothesis
+from asr.decode.phrases import Phrases
 from asr.decode.precision import with_precision
 from asr.decode.quantization import can_quantize
 from asr.decode.search import check_options
@@ -107,6 +108,8 @@ class Recognizer:
         model.transformer = with_precision(model.transformer, precision)
         self.options = options or (DecodeOptions() if model.transformer.ctc else IMPORTED)
         check_options(model.transformer, self.options, self.language_model)
+        self._made: tuple[tuple | None, Phrases | None] = (None, None)
+        self._phrases(self.options)
         self.batch_seconds = batch_seconds
         self.calibration = calibration
         self.takes = model.front_end.config.takes
@@ -329,15 +332,27 @@ class Recognizer:
         if options.ctc_weight and transformer.ctc:  # a decoder and a language model always find something to say
             heard = hears_something(transformer.ctc_log_probs(memory), memory_lens)
             memory_lens = memory_lens.masked_fill(~heard, 0)
+        beside = self.language_model, self._text, self._phrases(options)
         if options.nbest == 1 and (self.ngram is None or options.strategy == "greedy"):
-            return search_with_fallback(transformer, memory, memory_lens, options, self.language_model, self._text)
+            return search_with_fallback(transformer, memory, memory_lens, options, *beside)
         all_of_them = replace(options, nbest=options.beam_size)
-        found = search_with_fallback(transformer, memory, memory_lens, all_of_them, self.language_model, self._text)
+        found = search_with_fallback(transformer, memory, memory_lens, all_of_them, *beside)
         found = [self._distinct(best) for best in found]
         if self.ngram is not None:
             texts = ([self.model.normalize(self._text(h)) for h in best] for best in found)
             found = [self.ngram.rescore(best, said, weight) for best, said in zip(found, texts, strict=True)]
         return [best[: options.nbest] for best in found]
+
+    def _phrases(self, options: DecodeOptions) -> Phrases | None:
+        """The tables of the options' phrases, made where others were asked for before."""
+        wanted = options.phrases, options.phrase_weight
+        made, phrases = self._made
+        if made != wanted:
+            texts = [text for text in map(self.model.normalize, options.phrases) if text]
+            phrases = Phrases.of(texts, options.phrase_weight, self.model.tokenizer, self.model.transformer.config.eos)
+            phrases = phrases and phrases.to(self.model.device)
+            self._made = wanted, phrases
+        return phrases
 
     def _distinct(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """Of those that write the same text, with other subwords, the first."""

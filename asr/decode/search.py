@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from asr.decode.beam import BeamSearch
 from asr.decode.ctc import ctc_greedy
 from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.phrases import Phrases
 from asr.model.bigram import MOST_TOKENS
 from asr.model.decoder import targets
 from asr.model.language_model import LanguageModel
@@ -24,12 +25,13 @@ def search(
     X_lens: Tensor,
     options: DecodeOptions,
     language_model: LanguageModel | None = None,
+    phrases: Phrases | None = None,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of each utterance of features X `(B, T, d)`, X_lens `(B,)`, best first.
 
     An utterance too short for one encoder frame gets the empty hypothesis. The language model writes the same tokens as
-    the model; greedy search does not ask it."""
-    return search_memory(model, *model.encoder(X, X_lens), options, language_model)
+    the model; greedy search does not ask it. `phrases` are of `options.phrases`."""
+    return search_memory(model, *model.encoder(X, X_lens), options, language_model, phrases)
 
 
 @torch.inference_mode()
@@ -39,6 +41,7 @@ def search_memory(
     memory_lens: Tensor,
     options: DecodeOptions,
     language_model: LanguageModel | None = None,
+    phrases: Phrases | None = None,
 ) -> list[list[Hypothesis]]:
     """`search` from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
     check_options(model, options, language_model)
@@ -51,8 +54,8 @@ def search_memory(
             return ctc_greedy(model.ctc_log_probs(memory), memory_lens)
         options = replace(options, ctc_weight=1.0)
     elif options.strategy == "rescore":
-        return _rescored(model, memory, memory_lens, options, language_model)
-    found = BeamSearch(model, memory, memory_lens, options, language_model).run()
+        return _rescored(model, memory, memory_lens, options, language_model, phrases)
+    found = BeamSearch(model, memory, memory_lens, options, language_model, phrases).run()
     if options.temperature:  # what was drawn, by its own log-probability
         scores = attention_scores(model, memory, memory_lens, found)
         return [
@@ -79,6 +82,7 @@ def _rescored(
     memory_lens: Tensor,
     options: DecodeOptions,
     language_model: LanguageModel | None,
+    phrases: Phrases | None,
 ) -> list[list[Hypothesis]]:
     """The n-best of CTC (and the language model), with the decoder's log-probability of each: one pass over all.
 
@@ -86,7 +90,7 @@ def _rescored(
     two."""
     w = options.ctc_weight
     first = replace(options, ctc_weight=1.0, nbest=options.beam_size)
-    found = BeamSearch(model, memory, memory_lens, first, language_model).run()
+    found = BeamSearch(model, memory, memory_lens, first, language_model, phrases).run()
     rows, Y, Y_lens = in_one_batch(found, memory.device)
     eos = model.config.eos
     beside = label_log_probs(model, memory[rows], memory_lens[rows], Y, Y_lens).double()

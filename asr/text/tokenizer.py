@@ -8,6 +8,7 @@ a sentencepiece model.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
@@ -97,7 +98,7 @@ class CharTokenizer(Tokenizer):
 
 
 class BPETokenizer(Tokenizer):
-    """Subwords by sentencepiece (Kudo & Richardson 2018), byte-pair encoding or unigram."""
+    """Subwords by sentencepiece (Kudo & Richardson 2018), by byte-pair encoding."""
 
     file_name = "sentencepiece.model"
 
@@ -111,9 +112,9 @@ class BPETokenizer(Tokenizer):
             raise ValueError(f"a sentencepiece model must start with {SPECIALS}, this one starts with {pieces}")
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, model_type: str = "bpe") -> BPETokenizer:
+    def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
         """Trains on normalised `texts`. `vocab_size` counts the four special symbols.
-        Raises ValueError where the texts are too few for `vocab_size`."""
+        Raises ValueError where the texts have too few subwords for `vocab_size`, or too many characters."""
         import io
 
         from sentencepiece import SentencePieceTrainer
@@ -124,7 +125,7 @@ class BPETokenizer(Tokenizer):
                 sentence_iterator=iter(texts),
                 model_writer=model,
                 vocab_size=vocab_size,
-                model_type=model_type,
+                model_type="bpe",
                 character_coverage=1.0,
                 normalization_rule_name="identity",
                 pad_id=BLANK,
@@ -138,7 +139,12 @@ class BPETokenizer(Tokenizer):
                 minloglevel=2,
             )
         except RuntimeError as error:
-            raise ValueError(f"tokenizer.vocab_size={vocab_size}: sentencepiece says {error}") from None
+            reason = f"sentencepiece says {error}"
+            if most := re.search(r"value <= (\d+)", str(error)):
+                reason = f"these texts have {most[1]} subwords at most"
+            elif "required_chars" in str(error):
+                reason = "these texts have more characters than that"
+            raise ValueError(f"tokenizer.vocab_size={vocab_size}: {reason}") from None
         return cls(model.getvalue())
 
     @classmethod

@@ -214,6 +214,8 @@ class TrainConfig(SoundRunConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.validation.phrases:
+            raise ValueError("validation.phrases: a training is validated without phrases")
         if self.average < 1 or self.patience < 0:
             raise ValueError("average must be at least 1, patience at least 0")
         if self.ema and self.strategy == "fsdp":

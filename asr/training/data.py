@@ -227,7 +227,11 @@ class SpeechData(SoundData):
             needed = math.ceil(len(labels) / model.transformer.config.tokens_per_frame)
         encoder = model.transformer.encoder
         frames = memory_length(cut, max(self.config.speeds), model.front_end, encoder, self.tokenizer)
-        return None if frames >= needed else f"{frames} encoder frames are too few for {len(labels)} labels"
+        if frames >= needed:
+            return None
+        speed = f" at data.speeds={max(self.config.speeds)}" if max(self.config.speeds) > 1 else ""
+        blanks = f" and {needed - len(labels)} blanks between equal ones" if needed > len(labels) else ""
+        return f"{frames} encoder frames{speed} are too few for {len(labels)} labels{blanks}"
 
 
 def _outlive_signals(_: int) -> None:

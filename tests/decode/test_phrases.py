@@ -1,0 +1,90 @@
+"""Phrases against their definition: a bonus for each token of those that are written to their end, and for no other."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from asr.decode import DecodeOptions, Recognizer
+from asr.decode.phrases import Phrases
+from asr.text.tokenizer import EOS, BPETokenizer, CharTokenizer
+
+LETTERS = CharTokenizer(list(" abcd"))
+
+
+def total(phrases: Phrases, ids: list[int]) -> float:
+    """What the tables add to a hypothesis, its end included."""
+    place, earned = torch.tensor([[phrases.start]]), 0.0
+    for token in [*ids, EOS]:
+        earned += float(phrases.gains[place, token])
+        place = phrases.advance(place, torch.tensor([[token]]))
+    return earned
+
+
+def test_only_whole_words_of_whole_phrases_earn():
+    phrases = Phrases.of(["ab", "ab cd", "d"], 2.0, LETTERS, EOS)
+    nothing = total(phrases, LETTERS.encode("c"))  # what all hypotheses have alike
+    for text, tokens in (
+        ("ab", 3),  # the space before it is a token, too
+        ("c ab", 3),
+        ("abc", 0),
+        ("ab c", 3),  # of the longer phrase nothing is left
+        ("ab cd", 6),
+        ("ab cda", 3),
+        ("cab", 0),
+        ("d ab d", 2 + 3 + 2),
+        ("ab ab", 6),
+        ("ab d", 3 + 2),  # the space that went on with the longer phrase begins another
+    ):
+        assert total(phrases, LETTERS.encode(text)) - nothing == pytest.approx(2.0 * tokens), text
+
+
+def test_it_is_the_bonus_of_the_phrases_that_stand_in_a_text():
+    """Against a greedy reading of all texts of five words from left to right."""
+    said = ["ab", "ab cd", "cd a", "b"]
+    phrases, words = Phrases.of(said, 1.0, LETTERS, EOS), ["a", "ab", "b", "cd", "dd"]
+    ways = sorted((phrase.split() for phrase in said), key=len, reverse=True)
+    nothing = total(phrases, [])
+
+    def read(text: list[str]) -> int:
+        if not text:
+            return 0
+        way = next((way for way in ways if text[: len(way)] == way), None)
+        return sum(map(len, way)) + len(way) + read(text[len(way) :]) if way else read(text[1:])
+
+    texts = [text for n in range(5) for text in itertools.product(words, repeat=n)]
+    for text in random.Random(0).sample(texts, 300):
+        if "ab cd a" in " ".join(text):
+            continue  # both phrases that overlap earn
+        assert total(phrases, LETTERS.encode(" ".join(text))) - nothing == pytest.approx(read(list(text))), text
+
+
+def test_subwords_begin_with_their_space():
+    tokenizer = BPETokenizer.train(["john smith went to town", "mary johnson went"] * 5, 40)
+    phrases = Phrases.of(["john smith"], 1.0, tokenizer, EOS)
+    assert phrases.start == 0 and total(phrases, tokenizer.encode("mary went")) == 0
+    assert total(phrases, tokenizer.encode("to john smith")) == len(tokenizer.encode("john smith"))
+    assert total(phrases, tokenizer.encode("to john")) == total(phrases, tokenizer.encode("johnson")) == 0
+
+
+def test_what_cannot_be_written_is_said(caplog):
+    assert Phrases.of(["xyz"], 1.0, LETTERS, EOS) is None
+    assert "1 phrases have characters that the model cannot write, as 'xyz'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"ctc_weight": 0.0}, {"strategy": "ctc"}, {"strategy": "rescore"}, {"strategy": "greedy"}]
+)
+def test_a_recogniser_writes_what_it_is_told_to_expect(tiny_model, options, monkeypatch):
+    """The model has random weights: what it hears is moved by a high bonus alone."""
+    monkeypatch.setattr("asr.decode.recognizer.hears_something", lambda log_probs, lens: lens > 0)
+    sound = torch.randn(16000, generator=torch.Generator().manual_seed(1)).mul(0.1).numpy()
+    base = DecodeOptions(**{"beam_size": 4} | options)
+    plain = Recognizer(tiny_model, base, precision="float32").transcribe(sound).text
+    told = DecodeOptions(**{"beam_size": 4} | options, phrases=("cab dab",), phrase_weight=30.0)
+    recognizer = Recognizer(tiny_model, told, precision="float32")
+    heard = recognizer.transcribe(sound).text
+    assert "cab dab" in heard and "cab dab" not in plain
+    recognizer.options = base  # no phrases any more
+    assert recognizer.transcribe(sound).text == plain
