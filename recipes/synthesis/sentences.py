@@ -129,7 +129,7 @@ def main() -> None:
         for entry in pool.map(partial(say, args=args), chosen):
             if entry:
                 entries.append(entry)
-                if len(entries) % 50 == 0:
+                if len(entries) % 1000 == 0:
                     print(f"{len(entries)} of {args.utterances}", flush=True)
     lines = "".join(json.dumps(entry) + "\n" for entry in entries)
     (args.out / "manifest.jsonl").write_text(lines, encoding="utf-8")
