@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for a file of each transcript")
     parser.add_argument("--skip-existing", action="store_true", help="go on where --out holds some of them already")
+    parser.add_argument("--channel", type=int, metavar="N", help="hear this one of several, from 0 on (default: all)")
     add_decoding_options(parser)
     return parser
 
@@ -38,7 +39,10 @@ def parser() -> argparse.ArgumentParser:
 @guarded("asr.transcribe")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    if args.channel is not None and args.channel < 0:
+        raise ValueError(f"--channel counts from 0, and is {args.channel}")
     recognizer = load_recognizer(args)
+    recognizer.channel = args.channel
     is_text = recognizer.takes == "text"
     failed, files, names = _lines(args.files) if is_text else _files(args.files, recognizer.takes)
     places = _places(files, names, args, is_text)

@@ -63,26 +63,36 @@ def printable(path: str | os.PathLike) -> str:
     return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in os.fsdecode(path))
 
 
-def read_audio(source: Source, name: str | None = None, start: float = 0.0, end: float = math.inf) -> np.ndarray:
-    """Samples `(N,)`, float32 in [-1, 1] (a file's own floats as they are), mono, 16 kHz, of a path, `-` (standard
-    input), bytes or a binary file: those from `start` to `end` seconds that there are. Of the rest as little is decoded
-    as the format allows.
+def read_audio(
+    source: Source,
+    name: str | None = None,
+    start: float = 0.0,
+    end: float = math.inf,
+    channel: int | None = None,
+) -> np.ndarray:
+    """Samples `(N,)`, float32 in [-1, 1] (a file's own floats as they are), 16 kHz, of a path, `-` (standard input),
+    bytes or a binary file: those from `start` to `end` seconds that there are. Of the rest as little is decoded as the
+    format allows. Of several channels their mean, or the one that `channel` names, from 0 on.
 
     `name` is what errors call the source. Raises AudioError for what is missing, empty or no sound.
     """
     begin = max(0, math.floor(start - _MARGIN))
     stop = None if end == math.inf else math.ceil(end + _MARGIN)
     last = sys.maxsize if stop is None else round(end * SAMPLE_RATE) - begin * SAMPLE_RATE
-    blocks = list(_between(_stream(source, name, begin, stop), round(start * SAMPLE_RATE) - begin * SAMPLE_RATE, last))
+    blocks = list(
+        _between(_stream(source, name, begin, stop, channel), round(start * SAMPLE_RATE) - begin * SAMPLE_RATE, last)
+    )
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
 
 
-def stream_audio(source: Source, name: str | None = None) -> Iterator[np.ndarray]:
+def stream_audio(source: Source, name: str | None = None, channel: int | None = None) -> Iterator[np.ndarray]:
     """The samples of `read_audio` in blocks of about 30 s."""
-    yield from _stream(source, name, 0, None)
+    yield from _stream(source, name, 0, None, channel)
 
 
-def _stream(source: Source, name: str | None, begin: int, stop: int | None) -> Iterator[np.ndarray]:
+def _stream(
+    source: Source, name: str | None, begin: int, stop: int | None, channel: int | None
+) -> Iterator[np.ndarray]:
     """The same from `begin` seconds on, as far as there are any; about those to `stop`."""
     name = name or ("<bytes>" if isinstance(source, bytes) else "<stdin>" if source == "-" else str(source))
     file = _open(source, name)
@@ -90,7 +100,7 @@ def _stream(source: Source, name: str | None, begin: int, stop: int | None) -> I
         if not file.read(1):
             raise AudioError(f"{name}: the file is empty")
         file.seek(0)
-        yield from _decode(file, name, begin, stop)
+        yield from _decode(file, name, begin, stop, channel)
     finally:
         file.close()
 
@@ -190,10 +200,10 @@ def _open(source: Source, name: str) -> BinaryIO:
         return io.BytesIO(file.read())
 
 
-def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator[np.ndarray]:
+def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: int | None) -> Iterator[np.ndarray]:
     def by_ffmpeg(reason: str) -> Iterator[np.ndarray]:
         file.seek(0)
-        blocks = (_finite(block, name) for block in _decode_with_av(file, name, reason))
+        blocks = (_finite(block, name) for block in _decode_with_av(file, name, reason, channel))
         return _between(blocks, begin * SAMPLE_RATE, sys.maxsize)
 
     try:
@@ -224,10 +234,11 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None) -> Iterator
             except soundfile.LibsndfileError as error:
                 raise AudioError(f"{name}: damaged before {skipped} s ({error})") from None
         most = sys.maxsize if stop is None else (stop - skipped) * sound.samplerate
-        mono = (
-            block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
-            for block in _soundfile_blocks(sound, most, promised, name)
-        )
+        if (channel or 0) >= sound.channels:
+            raise AudioError(f"{name}: its channels are 0 to {sound.channels - 1}, and {channel} was asked for")
+        blocks = _soundfile_blocks(sound, most, promised, name)
+        only = 0 if sound.channels == 1 else channel
+        mono = (block.mean(axis=1) if only is None else block[:, only] for block in blocks)
         yield from _between(_resample(mono, sound.samplerate), (begin - skipped) * SAMPLE_RATE, sys.maxsize)
         if cut_off:
             raise cut_off
@@ -284,7 +295,7 @@ def _finite(block: np.ndarray, name: str) -> np.ndarray:
     return block
 
 
-def _decode_with_av(file: BinaryIO, name: str, reason: str) -> Iterator[np.ndarray]:
+def _decode_with_av(file: BinaryIO, name: str, reason: str, channel: int | None) -> Iterator[np.ndarray]:
     try:
         import av
     except ImportError:
@@ -293,10 +304,11 @@ def _decode_with_av(file: BinaryIO, name: str, reason: str) -> Iterator[np.ndarr
         with av.open(file, metadata_errors="replace", options={"ignore_length": "1"}) as container:
             frames = container.decode(audio=0)
             for _, alike in groupby(frames, lambda frame: (frame.format.name, frame.layout.name, frame.rate)):
-                resampler = av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
+                layout = "mono" if channel is None else None  # None: as it is
+                resampler = av.AudioResampler(format="fltp", layout=layout, rate=SAMPLE_RATE)
                 for frame in chain(alike, [None]):
                     for piece in resampler.resample(frame):
-                        yield piece.to_ndarray()[0]
+                        yield piece.to_ndarray()[channel or 0]
     except (av.FFmpegError, IndexError, ValueError) as error:
         raise AudioError(f"{name}: not a sound file ({error})") from None
 

@@ -62,18 +62,18 @@ def _single(cuts: CutSet, path: str | Path, transcribed: bool) -> CutSet:
         if not isinstance(cut, MonoCut) or len(cut.supervisions) != 1:
             raise ValueError(f"{path}: {cut.id} is not one channel with one supervision (lhotse: trim_to_supervisions)")
         if input_kind(cut) == "sound" and not _is_a_file(cut.recording):
-            raise ValueError(f"{path}: {cut.id} is more than a part of a file of one channel (lhotse: save_audios)")
+            raise ValueError(f"{path}: {cut.id} is more than a part of a file (lhotse: save_audios)")
     return cuts
 
 
 def _is_a_file(recording: Recording | None) -> bool:
-    """Whether a recording is what its file holds, at whatever rate: not one of several channels or files, not made
-    faster or louder."""
+    """Whether a recording is what its file holds, at whatever rate: not one of several files, not made faster or
+    louder."""
     if recording is None or len(recording.sources) != 1:
         return False
     source = recording.sources[0]
     only_resampled = all(isinstance(transform, Resample) for transform in recording.transforms or ())
-    return source.type == "file" and len(source.channels) == 1 and only_resampled
+    return source.type == "file" and only_resampled
 
 
 def _utterances(path: Path, transcribed: bool) -> Iterator[Utterance]:

@@ -148,7 +148,9 @@ def read_cut(cut: MonoCut) -> np.ndarray | str:
     source, name = path, None
     if "tar_offset" in custom:
         source, name = _tar_member(path, custom["tar_offset"], custom["tar_size"]), f"{path}:{cut.id}"
-    samples = read_audio(source, name, cut.start, cut.end + ROUNDING)
+    several = cut.recording.sources[0].channels  # of which each cut is of one
+    channel = several.index(cut.channel) if len(several) > 1 else None
+    samples = read_audio(source, name, cut.start, cut.end + ROUNDING, channel)
     if cut.start or len(samples) >= round((cut.duration + ROUNDING) * SAMPLE_RATE):
         samples = samples[: round(cut.duration * SAMPLE_RATE)]
     if not len(samples):

@@ -71,14 +71,16 @@ class Recognizer:
         attention_window: tuple[int, int] | None = None,
         word_times: bool = False,
         int8: bool = False,
+        channel: int | None = None,
     ):
         """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder, `ngram` a
         file; `precision` (auto, float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place, for
         good (auto takes int8 with `int8` alone: for a model whose word errors were looked at with it); `calibration` is
         of the words' confidences; what is longer than `piece_seconds` is cut at its pauses (None: 20 s, or as long as
         the utterances that the model was trained on; a model with a window, as Whisper's, has its own); with
-        `attention_window` the encoder's self-attention sees so
-        many frames before and after each; with `word_times` words have times where the model has CTC.
+        `attention_window` the encoder's self-attention sees so many frames before and after each; with `word_times`
+        words have times where the model has CTC; of files with several channels `channel` is heard, from 0 on (None:
+        their mean).
 
         Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
         if not 0 < batch_seconds < math.inf:
@@ -108,6 +110,7 @@ class Recognizer:
         model.transformer = with_precision(model.transformer, precision)
         self.options = options or (DecodeOptions() if model.transformer.ctc else IMPORTED)
         check_options(model.transformer, self.options, self.language_model)
+        self.channel = channel
         self._made: tuple[tuple | None, Phrases | None] = (None, None)
         self._phrases(self.options)
         self.batch_seconds = batch_seconds
@@ -245,7 +248,7 @@ class Recognizer:
                 raise AudioError(f"{_name(recording)}: samples must be finite, and lie in [-1, 1]")
             blocks = iter([samples])
         else:
-            blocks = stream_audio(recording, None if recording == "-" else _name(recording))
+            blocks = stream_audio(recording, None if recording == "-" else _name(recording), self.channel)
         yield from cut_at_pauses(self._timed(blocks, job), self.piece_seconds)
 
     def _timed(self, blocks: Iterator[np.ndarray], job: _Job) -> Iterator[np.ndarray]:

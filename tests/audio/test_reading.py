@@ -96,6 +96,29 @@ def test_channels_are_averaged(tmp_path, tone):
     assert np.abs(read_audio(tmp_path / "a.wav") - tone() / 2).max() < 1e-6
 
 
+@pytest.mark.parametrize("form", ["wav", "m4a"])
+def test_one_channel_can_be_asked_for(tmp_path, tone, form):
+    sides = np.stack([tone(1.0, 440), tone(1.0, 880)], axis=1).astype(np.float32)
+    path = tmp_path / f"a.{form}"
+    if form == "wav":
+        soundfile.write(path, sides, SAMPLE_RATE, subtype="FLOAT")
+    else:
+        av = pytest.importorskip("av")
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("aac", rate=SAMPLE_RATE, layout="stereo")
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(sides.T), format="fltp", layout="stereo")
+            frame.sample_rate = SAMPLE_RATE
+            container.mux([*stream.encode(frame), *stream.encode(None)])
+    for channel in (0, 1):
+        heard = read_audio(path, channel=channel)
+        spectrum = np.abs(np.fft.rfft(heard[:SAMPLE_RATE]))
+        assert round(float(np.argmax(spectrum)) * SAMPLE_RATE / len(heard[:SAMPLE_RATE])) == pytest.approx(
+            (440, 880)[channel], abs=2
+        )
+    with pytest.raises(AudioError):
+        read_audio(path, channel=2)
+
+
 @pytest.mark.parametrize("rate", [8000, 44100])
 def test_resampling_in_blocks_equals_resampling_in_one_piece(tmp_path, rate):
     noise = 0.1 * torch.randn(70 * rate)
