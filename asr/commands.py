@@ -151,7 +151,7 @@ def check_outputs(*outputs: Path | None) -> None:
 
 def check_no_model(folder: Path) -> None:
     """Raises ValueError where a command would write over a model."""
-    if (folder / "config.json").exists():
+    if any((folder / name).exists() for name in ("config.json", "decoding.json", "lm")):
         raise ValueError(f"{folder} holds a model already: move it away, or take another folder")
 
 

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from asr.commands import fail
 from asr.model.config import PRESETS
 from asr.resources import resource
-from asr.training.config import LMTrainConfig, PretrainConfig, TrainConfig
+from asr.training.config import OF_THE_REST, LMTrainConfig, PretrainConfig, TrainConfig
 
 # in the folder of a training: the options that it was started with, and which experiment they are; its checkpoints have
 # those that it goes on with
@@ -129,7 +129,7 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
         raise ValueError(f"resume=true: no training was started in out={composed.out}")
     names = dict(_typed(typed))
     if "model" in names:  # a preset
-        names |= {f"model.{field}": None for field in composed.model if field != "dropout"}
+        names |= {f"model.{field}": None for field in composed.model if field not in ("dropout", *OF_THE_REST)}
     options = OmegaConf.load(saved)
     experiment = options.pop("experiment", None)
     if last.is_file():

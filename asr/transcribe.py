@@ -44,6 +44,8 @@ def main(argv: list[str] | None = None) -> None:
     recognizer = load_recognizer(args)
     recognizer.channel = args.channel
     is_text = recognizer.takes == "text"
+    if args.skip_existing and not args.out:
+        raise ValueError("--skip-existing is for --out")
     failed, files, names = _lines(args.files) if is_text else _files(args.files, recognizer.takes)
     places = _places(files, names, args, is_text)
     if args.skip_existing:
@@ -59,8 +61,9 @@ def main(argv: list[str] | None = None) -> None:
             if transcript.error:
                 failed = True
                 print(f"asr.transcribe: {transcript.error}", file=sys.stderr)
-                if args.format != "json" and not transcript.segments:
+                if not transcript.segments and (place or args.format != "json"):
                     continue
+                place = place and place.with_stem(f"{place.stem}.part")
             text = FORMATS[args.format](transcript)
             if place:
                 _write(place, text)
@@ -75,7 +78,7 @@ def _write(place: Path, text: str) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(text, encoding="utf-8")
-        if place.exists():
+        if place.exists() and not place.stem.endswith(".part"):
             raise FileExistsError(f"{place} is there already")
         unfinished.rename(place)
     except OSError as error:

@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> None:
     recognizer.options = options
     found = calibrate(recognizer, cuts)
     if args.write:
-        save_tuning(args.model, options, found and found.calibration, args.lm, recognizer.int8)
+        save_tuning(args.model, replace(options, phrases=()), found and found.calibration, args.lm, recognizer.int8)
     if found:
         said = f"expected calibration error of the words' confidences: {found.before:.3f}, calibrated {found.after:.3f}"
     else:

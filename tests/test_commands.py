@@ -174,6 +174,20 @@ def test_the_transcripts_of_a_folder_lie_as_its_files_do_and_an_interrupted_run_
     assert {path.name for path in (files / "out").rglob("*") if path.is_file()} == {"1.txt", "b.txt"}
 
 
+def test_what_could_not_be_read_to_its_end_is_not_done(files):
+    whole = (files / "a.wav").read_bytes()
+    (files / "a.wav").write_bytes(whole[: -len(whole) // 4])
+    (files / "b.wav").write_bytes(b"")
+    command = ["asr.transcribe", files / "a.wav", files / "b.wav", "--model", files / "model", "--out", files / "out"]
+    assert call(*command).returncode == 1
+    assert [path.name for path in (files / "out").iterdir()] == ["a.part.txt"]
+    for name in "ab":
+        (files / f"{name}.wav").write_bytes(whole)
+    assert call(*command, "--skip-existing").returncode == 0
+    assert {path.name for path in (files / "out").iterdir()} == {"a.part.txt", "a.txt", "b.txt"}
+    assert call(*command[:-2], "--skip-existing").returncode == 2
+
+
 def test_phrases_are_lines_of_a_file(files):
     (files / "names.txt").write_text("Cab Dab\n\nbad\n")
     command = ["asr.transcribe", files / "a.wav", "--model", files / "model", "--phrases"]

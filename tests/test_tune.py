@@ -19,6 +19,8 @@ from tests.test_commands import call
 def test_tuning_writes_what_the_other_commands_then_do(files):
     options = ["--model", files / "model", "--ctc-weights", 0.3, 1.0, "--beam-size", 2, "--write"]
     options += ["--lm-weights", 0, "--ilm-weights", 0]  # which needs no language model
+    (files / "names.txt").write_text("bad\n")
+    options += ["--phrases", files / "names.txt"]  # of this dev set: not kept
     done = call("asr.tune", files, *options)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.decode().splitlines()
@@ -26,6 +28,7 @@ def test_tuning_writes_what_the_other_commands_then_do(files):
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| 0.3", "| 1"]
     assert "expected calibration error" in lines[4]
     assert json.loads((files / "model" / "decoding.json").read_text())["options"]["beam_size"] == 2
+    assert json.loads((files / "model" / "decoding.json").read_text())["options"]["phrases"] == []
     assert call("asr.transcribe", "--model", files / "model", files / "a.wav").returncode == 0
 
 

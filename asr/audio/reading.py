@@ -179,7 +179,10 @@ def _open(source: Source, name: str) -> BinaryIO:
     if isinstance(source, bytes):
         return io.BytesIO(source)
     if hasattr(source, "read"):
-        return io.BytesIO(source.read())
+        try:
+            return io.BytesIO(source.read())
+        except (OSError, TypeError, ValueError) as error:  # closed, or open for text or for writing
+            raise AudioError(f"{name}: cannot be read as bytes ({error})") from None
     if source == "-":
         if sys.stdin is None:  # as a service has it
             raise AudioError(f"{name}: there is no standard input")
@@ -236,7 +239,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
         most = sys.maxsize if stop is None else (stop - skipped) * sound.samplerate
         if (channel or 0) >= sound.channels:
             raise AudioError(f"{name}: its channels are 0 to {sound.channels - 1}, and {channel} was asked for")
-        blocks = _soundfile_blocks(sound, most, promised, name)
+        blocks = _soundfile_blocks(sound, file, most, promised, name)
         only = 0 if sound.channels == 1 else channel
         mono = (block.mean(axis=1) if only is None else block[:, only] for block in blocks)
         yield from _between(_resample(mono, sound.samplerate), (begin - skipped) * SAMPLE_RATE, sys.maxsize)
@@ -262,18 +265,23 @@ def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
                 raise AudioError(f"{name}, line {number}: not text in UTF-8") from None
 
 
-def _soundfile_blocks(sound: soundfile.SoundFile, most: int, promised: int, name: str) -> Iterator[np.ndarray]:
-    """At most so many frames. Raises AudioError where the sound ends before `promised`."""
+def _soundfile_blocks(
+    sound: soundfile.SoundFile, file: BinaryIO, most: int, promised: int, name: str
+) -> Iterator[np.ndarray]:
+    """At most so many frames, of a damaged file those before the damage. Raises AudioError where the sound ends before
+    `promised`."""
     place = sound.tell() if sound.seekable() else 0
     size = _BLOCK_SECONDS * sound.samplerate
     while most > 0:
         try:
             block = sound.read(min(most, size), dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
-            if sound.seekable() and size > sound.samplerate // 4:  # nearly up to where it is damaged
+            if sound.seekable() and size > sound.samplerate // 4:  # anew, nearly up to where it is damaged
+                size = max(1, sound.samplerate // 4)
+                file.seek(0)
                 with contextlib.suppress(soundfile.LibsndfileError):
+                    sound = soundfile.SoundFile(file)
                     sound.seek(place)
-                    size = max(1, sound.samplerate // 4)
                     continue
             raise AudioError(f"{name}: damaged after {place / sound.samplerate:.1f} s ({error})") from None
         if not len(block):

@@ -21,8 +21,8 @@ from asr.corpus.utterances import Utterance
 def read_manifest(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
     """The utterances of a JSONL manifest; a line that is wrong is one with a fault."""
     for entry in _entries(read_lines(path), path, transcribed):
-        if "fault" in entry:
-            yield Utterance(entry["id"], path, "", fault=entry["fault"])
+        if isinstance(entry, Utterance):
+            yield entry
         elif _is_text(entry):
             yield Utterance(entry["id"], path, entry.get("text") or "", source=entry["source"])
         else:
@@ -40,8 +40,8 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
     except tarfile.TarError as error:
         raise ValueError(f"{path}: not an uncompressed tar ({error})") from None
     for entry in _entries(lines, path, transcribed):
-        if "fault" in entry:
-            yield Utterance(entry["id"], path, "", fault=entry["fault"])
+        if isinstance(entry, Utterance):
+            yield entry
             continue
         if _is_text(entry):
             raise ValueError(f"{path}: text to text belongs into a manifest of its own, not into a tar")
@@ -52,13 +52,14 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
         yield utterance
 
 
-def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[dict[str, Any]]:
+def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[dict[str, Any] | Utterance]:
+    """The lines' objects, each with an id; a line that is wrong as an utterance with its fault."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         entry = _entry(line)
         if fault := _fault(entry, transcribed):
-            yield {"id": f"line {number}", "fault": fault}
+            yield Utterance(f"line {number}", path, "", fault=fault)
             continue
         default = entry.get("audio_filepath") or f"{path.name} line {number}"
         if entry.get("offset") is not None:  # one of several in a file

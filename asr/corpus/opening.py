@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 from lhotse import CutSet, MonoCut, Recording, SupervisionSegment
@@ -46,12 +47,15 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
 
 def _together(corpora: list[CutSet]) -> CutSet:
     """All cuts of several corpora. Where two are called alike, the second is called NAME@2."""
-    names: Counter[str] = Counter()
-    for cut in (cut for cuts in corpora for cut in cuts):
-        names[cut.id] += 1
-        if names[cut.id] > 1:
-            cut.id = f"{cut.id}@{names[cut.id]}"
-    return CutSet.from_cuts(cut for cuts in corpora for cut in cuts).to_eager()
+    together = [cut for cuts in corpora for cut in cuts]
+    taken, counts = {cut.id for cut in together}, Counter()
+    for cut in together:
+        name = cut.id
+        counts[name] += 1
+        if counts[name] > 1:
+            cut.id = next(new for n in count(counts[name]) if (new := f"{name}@{n}") not in taken)
+            taken.add(cut.id)
+    return CutSet.from_cuts(together).to_eager()
 
 
 def _single(cuts: CutSet, path: str | Path, transcribed: bool) -> CutSet:

@@ -10,6 +10,8 @@ from lhotse import MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 from lhotse.utils import fastcopy
 
+from asr.corpus.utterances import input_kind
+
 MARGIN = 0.3  # seconds of a pause that stay at either side of an utterance, at most
 EARLIEST = 0.4  # share of the most that an utterance may last, from which on it may end
 
@@ -19,9 +21,10 @@ def segment(cut: MonoCut, longest: float) -> Iterator[MonoCut]:
     their times; it ends in the longest pause that it reaches. What is between two parts, more than a margin of it, is
     left out.
 
-    A word that is longer by itself is a part of its own. Raises ValueError for a cut without the times of its words."""
+    A word that is longer by itself is a part of its own. Raises ValueError for a cut without sound or without the times
+    of its words."""
     words = (cut.supervisions[0].alignment or {}).get("word")
-    if not words:
+    if input_kind(cut) != "sound" or not words:
         raise ValueError(f"{cut.id}: the times of its words are not known (asr.align finds them)")
     places = [0.0, *(before.end / 2 + after.start / 2 for before, after in pairwise(words)), cut.duration]
     first = 0

@@ -14,7 +14,7 @@ class DecodeOptions:
 
     # beam: attention, CTC and language model together, token by token; rescore: the n-best of CTC (and language model),
     # then the decoder once over all of them; ctc: without the decoder, beam_size 1 takes the likeliest path;
-    # greedy: the likeliest next token by attention alone
+    # greedy: the likeliest next token by attention alone (and phrases)
     strategy: str = "beam"
     beam_size: int = 10  # hypotheses kept at each step, per utterance
     ctc_weight: float = 0.3  # share of the CTC prefix score; the attention has the rest

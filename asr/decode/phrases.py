@@ -9,18 +9,18 @@ does with a bigram: there is no loop over hypotheses or phrases.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from asr.text.tokenizer import Tokenizer
+from asr.text.tokenizer import SPECIALS, Tokenizer
 
 logger = logging.getLogger(__name__)
 
 SPACE = "\u2581"
-LARGEST = 10**8  # numbers in a table
+LARGEST = 5 * 10**7  # numbers in a table
 
 
 class Phrases(NamedTuple):
@@ -31,59 +31,80 @@ class Phrases(NamedTuple):
     start: int
 
     @classmethod
-    def of(cls, texts: Sequence[str], weight: float, tokenizer: Tokenizer, eos: int) -> Phrases | None:
-        """Of normalised `texts`, none of them empty, with `weight` (a log-probability) for each token; None where none
-        can be written. Raises ValueError for more phrases than a table can be made of."""
+    def of(cls, texts: Sequence[Iterable[str]], weight: float, tokenizer: Tokenizer, eos: int) -> Phrases | None:
+        """With `weight` (a log-probability) for each token of phrases, of each of which there are the ways to write it,
+        none empty; None where none can be written. Raises ValueError for more than a table can be made of.
+
+        A phrase is of whole words; in a vocabulary without a space it may begin and end anywhere."""
+        spaced = not tokenizer.lacks_some(tokenizer.encode(" "))
         V, unwritable = len(tokenizer), []
         children: list[dict[int, int]] = [{}]
         depth, ends = [0], [False]
-        for text in texts:
-            place, ids = 0, tokenizer.encode(f" {text}")
-            if tokenizer.lacks_some(ids):
-                unwritable.append(text)
-                continue
-            for token in ids:
-                if token not in children[place]:
-                    children[place][token] = len(children)
-                    children.append({})
-                    depth.append(depth[place] + 1)
-                    ends.append(False)
-                place = children[place][token]
-            ends[place] = True
+        for ways in texts:
+            rows = [tokenizer.encode(f" {text}" if spaced else text) for text in ways]
+            rows = [row for row in rows if not tokenizer.lacks_some(row)]
+            if not rows:
+                unwritable.append(next(iter(ways)))
+            for row in rows:
+                place = 0
+                for token in row:
+                    if token not in children[place]:
+                        children[place][token] = len(children)
+                        children.append({})
+                        depth.append(depth[place] + 1)
+                        ends.append(False)
+                    place = children[place][token]
+                ends[place] = True
         if unwritable:
-            logger.warning(
-                "%d phrases have characters that the model cannot write, as %r", len(unwritable), *unwritable[:1]
-            )
+            said = "%d phrases have characters that the model cannot write, as %r"
+            logger.warning(said, len(unwritable), unwritable[0])
         if len(children) == 1:
             return None
         if len(children) * V > LARGEST:
             raise ValueError(f"phrases: {len(texts)} are too many for a vocabulary of {V} tokens")
-        new_word = torch.tensor([tokenizer.piece(token).startswith(SPACE) or token == eos for token in range(V)])
-        gains, places = torch.zeros(len(children), V), torch.zeros(len(children), V, dtype=torch.int64)
-        depths, at_end = torch.tensor(depth), torch.zeros(len(children), V)
+        after_a_word = torch.tensor([not spaced or _ends_a_word(tokenizer, token, eos) for token in range(V)])
+        # tokens of phrases after each token, of those that the place has in it: earned for good, or on the way
+        earned = torch.zeros(len(children), V)
+        places = torch.zeros(len(children), V, dtype=torch.int32)
         kept, suffix = [0] * len(children), [0] * len(children)
         for place in sorted(range(len(children)), key=depth.__getitem__):
-            # where a phrase is left: what its tokens have earned goes, but for those of a phrase that ended at a word's
-            # end; the longest suffix with which a phrase begins goes on (Aho & Corasick 1975)
-            own = torch.where(new_word, float(depth[place] if ends[place] else kept[place]), float(kept[place]))
-            at_end[place] = own.maximum(at_end[suffix[place]])
-            places[place] = places[suffix[place]]
+            if place:  # where a phrase is left, what of it ended at a word's end stays, and a phrase that begins later
+                # goes on: the longest one that is the end of this place's tokens (Aho & Corasick 1975)
+                within, at_end = kept[place], depth[place] if ends[place] else kept[place]
+                for stays, here in ((within, ~after_a_word), (at_end, after_a_word)):
+                    later = suffix[place]
+                    while depth[later] > depth[place] - stays:  # no token counts twice
+                        later = suffix[later]
+                    earned[place, here] = stays + earned[later, here]
+                    places[place, here] = places[later, here]
             for token, child in children[place].items():
                 suffix[child] = int(places[place, token]) if place else 0
-                kept[child] = int(own[token])
-                places[place, token] = child
-            gains[place] = at_end[place] - depth[place] + depths[places[place]]
-            gains[place, list(children[place])] = 1.0
+                kept[child] = depth[place] if ends[place] and after_a_word[token] else kept[place]
+                earned[place, token], places[place, token] = depth[child], child
         # where a space is a token of its own there is none before the first word
-        apart = not tokenizer.piece(tokenizer.encode("a")[0]).startswith(SPACE)
-        start = (
-            next((place for token, place in children[0].items() if tokenizer.piece(token) == SPACE), 0) if apart else 0
-        )
-        return cls(weight * gains, places, start)
+        first = {tokenizer.piece(token): child for token, child in children[0].items()}
+        apart = spaced and not tokenizer.piece(tokenizer.encode("a")[0]).startswith(SPACE)
+        return cls(weight * (earned - torch.tensor(depth)[:, None]), places, first.get(SPACE, 0) if apart else 0)
 
     def to(self, device: torch.device) -> Phrases:
         return Phrases(self.gains.to(device), self.places.to(device), self.start)
 
     def advance(self, place: Tensor, tokens: Tensor) -> Tensor:
-        """Where hypotheses in `place (B, W)` are after `tokens (B, W)`."""
-        return self.places.flatten()[place * self.places.shape[1] + tokens]
+        """Where hypotheses in `place (...)` are after `tokens (...)`."""
+        return self.places.flatten()[place * self.places.shape[1] + tokens].long()
+
+    def along(self, labels: Tensor) -> Tensor:
+        """What each of `labels (n, U)` adds, `(n, U)`: the gains of whole hypotheses."""
+        place = torch.full_like(labels[:, 0], self.start)
+        added = []
+        for token in labels.unbind(dim=1):
+            added.append(self.gains[place, token])
+            place = self.advance(place, token)
+        return torch.stack(added, dim=1)
+
+
+def _ends_a_word(tokenizer: Tokenizer, token: int, eos: int) -> bool:
+    """Whether a word is at its end before this token: a space, punctuation, a special symbol, a time."""
+    piece = tokenizer.piece(token)
+    special = token == eos or piece in SPECIALS or (piece.startswith("<|") and piece.endswith("|>"))
+    return special or not (piece[:1].isalnum() or piece[:1] in "'\u2019-")

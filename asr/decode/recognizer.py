@@ -145,6 +145,7 @@ class Recognizer:
             model, tuned = SpeechModel.load(folder, device), load_tuning(folder)._asdict()
         recognizer = cls(model, **(tuned | settings))
         recognizer.options = replace(recognizer.options, **given)
+        recognizer._phrases(recognizer.options)
         check_options(model.transformer, recognizer.options, recognizer.language_model)
         return recognizer
 
@@ -218,7 +219,8 @@ class Recognizer:
 
     def _pieces(self, recording: Recording, job: _Job) -> Iterator[Piece]:
         if isinstance(recording, Tensor):
-            recording = recording.detach().cpu().numpy()
+            recording = recording.detach().cpu()
+            recording = (recording.float() if recording.is_floating_point() else recording).numpy()
         if self.takes == "text":
             if not isinstance(recording, str):
                 raise AudioError(f"{_name(recording)}: this model reads text, not sound or matrices")
@@ -351,8 +353,15 @@ class Recognizer:
         wanted = options.phrases, options.phrase_weight
         made, phrases = self._made
         if made != wanted:
-            texts = [text for text in map(self.model.normalize, options.phrases) if text]
-            phrases = Phrases.of(texts, options.phrase_weight, self.model.tokenizer, self.model.transformer.config.eos)
+            # as the model's transcripts were, or as they are, for a model that writes capitals
+            ways = [dict.fromkeys((self.model.normalize(text), " ".join(text.split()))) for text in options.phrases]
+            ways = [[way for way in each if way] for each in ways]
+            phrases = Phrases.of(
+                [each for each in ways if each],
+                options.phrase_weight,
+                self.model.tokenizer,
+                self.model.transformer.config.eos,
+            )
             phrases = phrases and phrases.to(self.model.device)
             self._made = wanted, phrases
         return phrases

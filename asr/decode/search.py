@@ -56,6 +56,8 @@ def search_memory(
     elif options.strategy == "rescore":
         return _rescored(model, memory, memory_lens, options, language_model, phrases)
     found = BeamSearch(model, memory, memory_lens, options, language_model, phrases).run()
+    if phrases is not None:
+        found = _without(found, phrase_gains(phrases, found, model.config.eos))
     if options.temperature:  # what was drawn, by its own log-probability
         scores = attention_scores(model, memory, memory_lens, found)
         return [
@@ -86,11 +88,15 @@ def _rescored(
 ) -> list[list[Hypothesis]]:
     """The n-best of CTC (and the language model), with the decoder's log-probability of each: one pass over all.
 
-    CTC has the weight of both in the first pass: the language model and the bonus are as strong beside it as beside the
-    two."""
+    CTC has the weight of both in the first pass: the language model, the bonus and the phrases are as strong beside it
+    as beside the two."""
     w = options.ctc_weight
     first = replace(options, ctc_weight=1.0, nbest=options.beam_size)
     found = BeamSearch(model, memory, memory_lens, first, language_model, phrases).run()
+    gains = [[[] for _ in hypotheses] for hypotheses in found]
+    if phrases is not None:
+        gains = phrase_gains(phrases, found, model.config.eos)
+        found = _without(found, gains)
     rows, Y, Y_lens = in_one_batch(found, memory.device)
     eos = model.config.eos
     beside = label_log_probs(model, memory[rows], memory_lens[rows], Y, Y_lens).double()
@@ -102,11 +108,12 @@ def _rescored(
         before = nn.functional.pad(Y, (1, 0), value=model.config.prompt[-1])
         beside -= options.ilm_weight * _of_labels(model.bigram.log_probs[before], Y, Y_lens, eos)
     rescored = []
-    for hypotheses, scores in zip(found, _dealt_out(beside, found), strict=True):
+    for hypotheses, *both in zip(found, _dealt_out(beside, found), gains, strict=True):
         best = []
-        for hypothesis, more in zip(hypotheses, scores, strict=True):
+        for hypothesis, more, gained in zip(hypotheses, *both, strict=True):
             steps = [w * a + b for a, b in zip(hypothesis.token_scores, more[:-1], strict=True)]
-            best.append(Hypothesis(hypothesis.tokens, w * hypothesis.score + sum(more), steps))
+            score = w * hypothesis.score + sum(more) + (1 - w) * sum(gained)
+            best.append(Hypothesis(hypothesis.tokens, score, steps))
         rescored.append(sorted(best, key=lambda h: -h.score)[: options.nbest])
     return rescored
 
@@ -117,6 +124,24 @@ def attention_scores(
     """The decoder's log-probability of every token of every hypothesis and of its end: one pass over all."""
     rows, Y, Y_lens = in_one_batch(found, memory.device)
     return _dealt_out(label_log_probs(model, memory[rows], memory_lens[rows], Y, Y_lens), found)
+
+
+def phrase_gains(phrases: Phrases, found: list[list[Hypothesis]], eos: int) -> list[list[list[float]]]:
+    """What phrases added to the scores of hypotheses, with every token and with the end."""
+    _, Y, Y_lens = in_one_batch(found, phrases.gains.device)
+    labels = targets(Y, Y_lens, eos)
+    return _dealt_out(phrases.along(labels.clamp(min=0)), found)
+
+
+def _without(found: list[list[Hypothesis]], gains: list[list[list[float]]]) -> list[list[Hypothesis]]:
+    """The hypotheses with what the model (and what helps it) thinks of each token alone: how sure it is of them."""
+    return [
+        [
+            replace(h, token_scores=[score - gain for score, gain in zip(h.token_scores, gained, strict=False)])
+            for h, gained in zip(*both, strict=True)
+        ]
+        for both in zip(found, gains, strict=True)
+    ]
 
 
 def _dealt_out(log_probs: Tensor, found: list[list[Hypothesis]]) -> list[list[list[float]]]:

@@ -16,6 +16,9 @@ from asr.text.normalizer import get_normalizer
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")  # Lightning's names
 
 
+OF_THE_REST = ("vocab_size", "input_dim")  # of a model: what its tokenizer and its features say
+
+
 def _check_choice(option: str, chosen: str, choices: tuple[str, ...]) -> None:
     if chosen not in choices:
         raise ValueError(f"{option}: {chosen!r} is not one of {', '.join(choices)}")

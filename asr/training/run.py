@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from copy import deepcopy
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import lightning as L
@@ -21,7 +21,7 @@ from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.training.averaging import EMA, average_checkpoints, best_checkpoints, figure_of, interpolate, keep_best
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
 from asr.training.callbacks import EpochLine, Patience, Samples
-from asr.training.config import TrainConfig
+from asr.training.config import OF_THE_REST, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.memory import FreedMemory, LargestFirst
 from asr.training.module import SpeechTraining
@@ -84,7 +84,8 @@ def train(config: TrainConfig) -> tuple[Path, float]:
 
     best = best_checkpoints(out)[: 1 if config.ema else config.average]
     wer = dev_wer(best)
-    if len(best) > 1 and wer > 1.1 * figure_of(best[0]) + 0.5:  # epochs that had little in common
+    # of epochs that had little in common; what is mixed with its origin is not what was scored
+    if len(best) > 1 and not config.origin_share and wer > 1.1 * figure_of(best[0]) + 0.5:
         logger.warning("the average of %d checkpoints has a dev WER of %.2f %%: the best alone counts", len(best), wer)
         best = best[:1]
         wer = dev_wer(best)
@@ -112,11 +113,10 @@ def train(config: TrainConfig) -> tuple[Path, float]:
 def _take_shape(config: TrainConfig, model: SpeechModel) -> None:
     """Into `config`, which is kept with the training, the shape and the features that the model has: those of
     `init_from` count where it names one."""
-    of_the_rest = {name: getattr(config.model, name) for name in ("vocab_size", "input_dim")}  # tokenizer, features
-    shape = replace(model.transformer.config, **of_the_rest)
-    for name, theirs in (("features", model.front_end.config), ("model", shape)):
+    for name, theirs in (("features", model.front_end.config), ("model", model.transformer.config)):
         ours = getattr(config, name)
-        others = [field.name for field in fields(theirs) if getattr(ours, field.name) != getattr(theirs, field.name)]
+        asked = [field.name for field in fields(theirs) if field.name not in OF_THE_REST]
+        others = [field for field in asked if getattr(ours, field) != getattr(theirs, field)]
         if config.init_from and others:
             said = ", ".join(f"{other} {getattr(theirs, other)} ({getattr(ours, other)})" for other in others)
             logger.info("init_from: what the model has counts, not %s of the options (in brackets): %s", name, said)

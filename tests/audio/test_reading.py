@@ -96,6 +96,28 @@ def test_channels_are_averaged(tmp_path, tone):
     assert np.abs(read_audio(tmp_path / "a.wav") - tone() / 2).max() < 1e-6
 
 
+def test_a_file_that_is_damaged_within_is_read_up_to_there(tmp_path):
+    soundfile.write(tmp_path / "a.flac", np.random.default_rng(0).normal(0, 0.1, 40 * SAMPLE_RATE), SAMPLE_RATE)
+    data = bytearray((tmp_path / "a.flac").read_bytes())
+    middle = int(0.6 * len(data))
+    data[middle : middle + 20_000] = bytes(20_000)
+    (tmp_path / "a.flac").write_bytes(data)
+    blocks = []
+    with pytest.raises(AudioError, match=r"damaged after 2\d\.\d s"):
+        for block in stream_audio(tmp_path / "a.flac"):
+            blocks.append(block)
+    assert 22 < sum(map(len, blocks)) / SAMPLE_RATE < 25
+
+
+def test_what_is_open_otherwise_than_for_reading_bytes_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("\u00e9")
+    closed = open(tmp_path / "a.txt", "rb")  # noqa: SIM115
+    closed.close()
+    for file in (closed, io.StringIO("text"), open(tmp_path / "b", "wb")):  # noqa: SIM115
+        with pytest.raises(AudioError, match="<file>: cannot be read as bytes"):
+            read_audio(file, "<file>")
+
+
 @pytest.mark.parametrize("form", ["wav", "m4a"])
 def test_one_channel_can_be_asked_for(tmp_path, tone, form):
     sides = np.stack([tone(1.0, 440), tone(1.0, 880)], axis=1).astype(np.float32)

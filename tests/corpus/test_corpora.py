@@ -249,6 +249,12 @@ def test_a_line_that_is_wrong_is_left_out_by_name_and_the_others_are_read(tmp_pa
     assert f"left out line 2: {fault}" in caplog.text and "1 of 2 utterances left out" in caplog.text
 
 
+def test_a_manifest_may_have_fields_of_its_own(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one", "fault": None}]))
+    assert len(open_corpus(tmp_path / "m.jsonl")) == 1
+
+
 def test_the_second_utterance_of_a_name_is_left_out(tmp_path, tone, caplog):
     write(tmp_path / "a.wav", tone(1.0))
     (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}] * 2))
@@ -262,6 +268,9 @@ def test_utterances_of_one_name_in_two_corpora_are_told_apart_and_a_corpus_may_b
         (tmp_path / name / "1.txt").write_text(name)
     cuts = open_corpus([tmp_path / "a", tmp_path / "b", tmp_path / "a"])
     assert [(cut.id, cut.supervisions[0].text) for cut in cuts] == [("1", "a"), ("1@2", "b"), ("1@3", "a")]
+    CutSet.from_cuts(cuts).to_file(tmp_path / "all.jsonl.gz")
+    again = open_corpus([tmp_path / "all.jsonl.gz", tmp_path / "b"])
+    assert [cut.id for cut in again] == ["1", "1@2", "1@3", "1@4"]
 
 
 def test_cuts_made_elsewhere_must_be_single_utterances(tmp_path, tone):

@@ -50,6 +50,13 @@ def test_silence_around_all_of_it_is_left_out():
     assert only.start == pytest.approx(4.0 - MARGIN) and only.duration == pytest.approx(1.0 + 2 * MARGIN)
 
 
+def test_a_matrix_is_not_cut(tmp_path):
+    cut = talk([0.1])
+    cut.recording, cut.custom = None, {"matrix": str(tmp_path / "a.npy"), "width": 8}
+    with pytest.raises(ValueError, match="talk: the times of its words are not known"):
+        next(segment(cut, 10.0))
+
+
 def test_words_without_times_are_an_error():
     cut = talk([0.1])
     cut.supervisions[0].alignment = None

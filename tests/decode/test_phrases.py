@@ -2,12 +2,14 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from asr.decode import DecodeOptions, Recognizer
 from asr.decode.phrases import Phrases
+from asr.decode.search import phrase_gains
 from asr.text.tokenizer import EOS, BPETokenizer, CharTokenizer
 
 LETTERS = CharTokenizer(list(" abcd"))
@@ -23,7 +25,7 @@ def total(phrases: Phrases, ids: list[int]) -> float:
 
 
 def test_only_whole_words_of_whole_phrases_earn():
-    phrases = Phrases.of(["ab", "ab cd", "d"], 2.0, LETTERS, EOS)
+    phrases = Phrases.of([["ab"], ["ab cd"], ["d"]], 2.0, LETTERS, EOS)
     nothing = total(phrases, LETTERS.encode("c"))  # what all hypotheses have alike
     for text, tokens in (
         ("ab", 3),  # the space before it is a token, too
@@ -43,7 +45,7 @@ def test_only_whole_words_of_whole_phrases_earn():
 def test_it_is_the_bonus_of_the_phrases_that_stand_in_a_text():
     """Against a greedy reading of all texts of five words from left to right."""
     said = ["ab", "ab cd", "cd a", "b"]
-    phrases, words = Phrases.of(said, 1.0, LETTERS, EOS), ["a", "ab", "b", "cd", "dd"]
+    phrases, words = Phrases.of([[phrase] for phrase in said], 1.0, LETTERS, EOS), ["a", "ab", "b", "cd", "dd"]
     ways = sorted((phrase.split() for phrase in said), key=len, reverse=True)
     nothing = total(phrases, [])
 
@@ -55,21 +57,68 @@ def test_it_is_the_bonus_of_the_phrases_that_stand_in_a_text():
 
     texts = [text for n in range(5) for text in itertools.product(words, repeat=n)]
     for text in random.Random(0).sample(texts, 300):
-        if "ab cd a" in " ".join(text):
-            continue  # both phrases that overlap earn
         assert total(phrases, LETTERS.encode(" ".join(text))) - nothing == pytest.approx(read(list(text))), text
+
+
+def test_no_token_earns_twice():
+    """A phrase that overlaps with itself does not make a loop pay."""
+    phrases = Phrases.of([["ab ab ab"], ["a b"], ["b a"]], 1.0, LETTERS, EOS)
+    nothing = total(phrases, LETTERS.encode("c"))
+    for text in ("ab " * 7, "a b " * 5, "b a b a b"):
+        written = text.strip()
+        assert total(phrases, LETTERS.encode(written)) - nothing <= len(written) + 1
+    assert total(phrases, LETTERS.encode("ab " * 6)) - nothing == 18
+
+
+def test_punctuation_ends_a_word_and_scripts_without_spaces_have_none():
+    marks = CharTokenizer(list(" abc.,"))
+    phrases = Phrases.of([["ab"]], 1.0, marks, EOS)
+    assert (
+        total(phrases, marks.encode("c ab, c"))
+        == total(phrases, marks.encode("c ab"))
+        == 3 + total(phrases, marks.encode("c abc"))
+    )
+    unspaced = CharTokenizer(list("\u5317\u4eac\u4e0a\u6d77\u6211"))
+    phrases = Phrases.of([["\u5317\u4eac"]], 1.0, unspaced, EOS)
+    assert total(phrases, unspaced.encode("\u6211\u5317\u4eac\u6211")) == 2
+    assert total(phrases, unspaced.encode("\u6211\u5317\u6211")) == 0
+
+
+def test_of_the_ways_to_write_a_phrase_each_earns(caplog):
+    cased = CharTokenizer(list(" abAB"))
+    phrases = Phrases.of([["ab", "Ab"]], 1.0, cased, EOS)
+    nothing = total(phrases, [])
+    assert total(phrases, cased.encode("Ab")) - nothing == total(phrases, cased.encode("ab")) - nothing == 3
+    Phrases.of([["ab", "Ab"]], 1.0, LETTERS, EOS)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("strategy", ["beam", "rescore"])
+def test_what_it_adds_is_in_the_score_once_and_not_in_how_sure_a_token_is(tiny_model, strategy, monkeypatch):
+    monkeypatch.setattr("asr.decode.recognizer.hears_something", lambda log_probs, lens: lens > 0)
+    sound = torch.randn(16000, generator=torch.Generator().manual_seed(1)).mul(0.1).numpy()
+    base = DecodeOptions(strategy=strategy, beam_size=4, nbest=4, phrases=("a",), phrase_weight=1e-9)
+    recognizer = Recognizer(tiny_model, base, precision="float32")
+    (plain,) = recognizer.recognize([sound])
+    recognizer.options = replace(base, phrase_weight=1e-3)  # too little to change what is found
+    (told,) = recognizer.recognize([sound])
+    gains = phrase_gains(recognizer._phrases(recognizer.options), [told], EOS)[0]
+    assert [h.tokens for h in plain] == [h.tokens for h in told]
+    for before, after, gained in zip(plain, told, gains, strict=True):
+        assert after.score - before.score == pytest.approx(sum(gained), abs=1e-5)
+        assert after.token_scores == pytest.approx(before.token_scores, abs=1e-5)
 
 
 def test_subwords_begin_with_their_space():
     tokenizer = BPETokenizer.train(["john smith went to town", "mary johnson went"] * 5, 40)
-    phrases = Phrases.of(["john smith"], 1.0, tokenizer, EOS)
+    phrases = Phrases.of([["john smith"]], 1.0, tokenizer, EOS)
     assert phrases.start == 0 and total(phrases, tokenizer.encode("mary went")) == 0
     assert total(phrases, tokenizer.encode("to john smith")) == len(tokenizer.encode("john smith"))
     assert total(phrases, tokenizer.encode("to john")) == total(phrases, tokenizer.encode("johnson")) == 0
 
 
 def test_what_cannot_be_written_is_said(caplog):
-    assert Phrases.of(["xyz"], 1.0, LETTERS, EOS) is None
+    assert Phrases.of([["xyz"]], 1.0, LETTERS, EOS) is None
     assert "1 phrases have characters that the model cannot write, as 'xyz'" in caplog.text
 
 

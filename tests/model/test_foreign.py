@@ -362,3 +362,17 @@ def test_an_imported_model_is_saved_and_loaded_like_ours(whisper, tmp_path):
     assert again.transformer.config == model.transformer.config
     assert again.tokenizer == model.tokenizer
     assert again.front_end.config == model.front_end.config
+
+
+def test_it_is_trained_on_as_the_experiment_says(whisper, tmp_path):
+    from asr.training.run import train
+    from tests.training.tones import compose_options, write_corpus
+
+    for part in ("train", "dev"):
+        write_corpus(tmp_path / part, 4, seed=1)
+    import_model(whisper[0], wanted=WhisperTask(window=3.0)).save(tmp_path / "whisper")
+    settings = [f"init_from={tmp_path / 'whisper'}", "epochs=1", "optimizer.warmup=1"]
+    config = compose_options("train", tmp_path, tmp_path / "out", ["experiment=whisper", *settings])
+    folder, _ = train(config)
+    trained = SpeechModel.load(folder)
+    assert config.model == trained.transformer.config and config.model.d_model == 384

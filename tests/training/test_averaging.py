@@ -79,6 +79,15 @@ def test_of_one_model_it_makes_a_copy_in_another_type_with_all_that_was_tuned(ti
     assert sizes[0] < 0.5 * sizes[1]
 
 
+def test_what_was_tuned_for_another_model_does_not_stay(tiny_model, tmp_path, capsys):
+    tiny_model.save(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    save_tuning(tmp_path / "b", DecodeOptions())
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "a"), "--out", str(tmp_path / "b")])
+    assert "b holds a model already" in capsys.readouterr().err
+
+
 def test_no_model_is_written_over(tiny_model, tmp_path, capsys):
     for name in ("a", "b"):
         tiny_model.save(tmp_path / name)
