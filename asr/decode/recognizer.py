@@ -7,23 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from asr.audio.reading import (
-    LOUDEST,
-    SAMPLE_RATE,
-    STEPS_PER_SECOND,
-    AudioError,
-    as_matrix,
-    printable,
-    read_matrix,
-    stream_audio,
-)
+from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printable
 from asr.decode.alignment import TimedWord, ctc_alignments, timed_words
 from asr.decode.confidence import Calibration, word_confidences
 from asr.decode.ctc import hears_something
@@ -33,6 +23,7 @@ from asr.decode.options import IMPORTED, DecodeOptions, Hypothesis
 from asr.decode.phrases import Phrases
 from asr.decode.precision import with_precision
 from asr.decode.quantization import can_quantize
+from asr.decode.recordings import Recording, is_one, matrix_of, name_of, sound_of
 from asr.decode.search import check_options
 from asr.decode.segments import LONGEST, Piece, cut_at_pauses
 from asr.decode.timestamps import timed_segments
@@ -43,8 +34,6 @@ from asr.model.dot_product import leave_out_cudnn
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.resources import resource
-
-Recording = str | os.PathLike | bytes | BinaryIO | np.ndarray | Tensor
 
 FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
@@ -165,7 +154,7 @@ class Recognizer:
 
         What cannot be read, or not to its end, gives a transcript with an error. `progress` is told the seconds
         decoded. Raises TypeError for a single recording."""
-        if isinstance(recordings, str | os.PathLike | bytes | np.ndarray | Tensor) or hasattr(recordings, "read"):
+        if is_one(recordings):
             raise TypeError("transcribe_all takes several recordings: for one there is transcribe")
         waiting: list[_Job] = []
         pieces: list[tuple[_Job, Piece]] = []
@@ -188,7 +177,7 @@ class Recognizer:
     def _read(self, recordings: Iterable[Recording]) -> Iterator[tuple[_Job, Piece | None]]:
         """Every piece of every recording; each recording ends with None."""
         for recording in recordings:
-            job = _Job(_name(recording))
+            job = _Job(name_of(recording))
             try:
                 for piece in self._pieces(recording, job):
                     self._check_length(piece, job)
@@ -201,7 +190,7 @@ class Recognizer:
     def pieces(self, recording: Recording) -> Iterator[Piece]:
         """What of a recording is decoded at once, in order. Raises AudioError for what cannot be read, after the pieces
         before that."""
-        job = _Job(_name(recording))
+        job = _Job(name_of(recording))
         yield from self._pieces(recording, job)
         if job.error:
             raise AudioError(job.error)
@@ -218,40 +207,20 @@ class Recognizer:
             raise AudioError(f"{job.name}: {frames} encoder frames are more than {most}")
 
     def _pieces(self, recording: Recording, job: _Job) -> Iterator[Piece]:
-        if isinstance(recording, Tensor):
-            recording = recording.detach().cpu()
-            recording = (recording.float() if recording.is_floating_point() else recording).numpy()
-        if self.takes == "text":
-            if not isinstance(recording, str):
-                raise AudioError(f"{_name(recording)}: this model reads text, not sound or matrices")
-            ids = self.model.tokenizer.encode(self.model.normalize(recording))
-            job.duration = len(ids) / self.rate
-            if ids:
-                yield Piece(0.0, np.array(ids, np.int64))
+        if self.takes == "sound":
+            yield from cut_at_pauses(self._timed(sound_of(recording, self.channel), job), self.piece_seconds)
             return
-        if self.takes == "matrix":
-            is_array = isinstance(recording, np.ndarray)
-            matrix = as_matrix(recording, _name(recording)) if is_array else read_matrix(recording)
-            width = self.model.front_end.config.dim
-            if matrix.shape[1] != width:
-                raise AudioError(f"{_name(recording)}: this model reads matrices (T, {width}), not {matrix.shape}")
-            job.duration = len(matrix) / self.rate
-            if len(matrix):
-                yield Piece(0.0, matrix)
-            return
-        if isinstance(recording, np.ndarray):
-            if recording.ndim != 1:
-                raise AudioError(f"{_name(recording)}: this model hears samples (N,), not {recording.shape}")
-            if recording.dtype.kind != "f" and recording.dtype != np.int16:
-                raise AudioError(f"{_name(recording)}: samples are floats in [-1, 1] or int16, not {recording.dtype}")
-            with np.errstate(over="ignore"):
-                samples = recording.astype(np.float32) / (32768 if recording.dtype == np.int16 else 1)
-            if not (np.abs(samples) <= LOUDEST).all():  # nor is one that is no number
-                raise AudioError(f"{_name(recording)}: samples must be finite, and lie in [-1, 1]")
-            blocks = iter([samples])
-        else:
-            blocks = stream_audio(recording, None if recording == "-" else _name(recording), self.channel)
-        yield from cut_at_pauses(self._timed(blocks, job), self.piece_seconds)
+        whole = (
+            matrix_of(recording, self.model.front_end.config.dim) if self.takes == "matrix" else self._ids(recording)
+        )
+        job.duration = len(whole) / self.rate
+        if len(whole):
+            yield Piece(0.0, whole)
+
+    def _ids(self, text: Recording) -> np.ndarray:
+        if not isinstance(text, str):
+            raise AudioError(f"{name_of(text)}: this model reads text, not sound or matrices")
+        return np.array(self.model.tokenizer.encode(self.model.normalize(text)), np.int64)
 
     def _timed(self, blocks: Iterator[np.ndarray], job: _Job) -> Iterator[np.ndarray]:
         try:
@@ -397,18 +366,6 @@ class Recognizer:
             times = [(start + word.start, start + word.end) for word in timed]
         rows = zip(words, confidences, times, scores, strict=True)
         return [Word(text, confidence, *time, score) for (text, _), confidence, time, score in rows]
-
-
-def _name(recording: Recording) -> str:
-    if isinstance(recording, np.ndarray | Tensor):
-        return "<array>"
-    if isinstance(recording, bytes):
-        return "<bytes>"
-    if hasattr(recording, "read"):
-        return str(getattr(recording, "name", "<file>"))
-    if not isinstance(recording, str | os.PathLike):
-        raise TypeError(f"a recording is a path, bytes, a file, an array or a tensor, not {type(recording).__name__}")
-    return printable(recording)
 
 
 @dataclass(eq=False)

@@ -1,0 +1,66 @@
+"""What a recogniser is given: a recording in any of its forms, as blocks of samples or as a matrix."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+from torch import Tensor
+
+from asr.audio.reading import LOUDEST, AudioError, as_matrix, printable, read_matrix, stream_audio
+
+Recording = str | os.PathLike | bytes | BinaryIO | np.ndarray | Tensor
+
+
+def is_one(recordings: object) -> bool:
+    """Whether this is one recording, and not several."""
+    return isinstance(recordings, str | os.PathLike | bytes | np.ndarray | Tensor) or hasattr(recordings, "read")
+
+
+def name_of(recording: Recording) -> str:
+    """What a transcript and errors call it. Raises TypeError for what is none."""
+    if isinstance(recording, np.ndarray | Tensor):
+        return "<array>"
+    if isinstance(recording, bytes):
+        return "<bytes>"
+    if hasattr(recording, "read"):
+        return str(getattr(recording, "name", "<file>"))
+    if not isinstance(recording, str | os.PathLike):
+        raise TypeError(f"a recording is a path, bytes, a file, an array or a tensor, not {type(recording).__name__}")
+    return printable(recording)
+
+
+def sound_of(recording: Recording, channel: int | None = None) -> Iterator[np.ndarray]:
+    """Samples `(N,)` at 16 kHz, float32, in blocks; `channel` as in `read_audio`. Raises AudioError for what is no
+    sound, after what comes before that."""
+    if not isinstance(recording, np.ndarray | Tensor):
+        yield from stream_audio(recording, None if recording == "-" else name_of(recording), channel)
+        return
+    samples = _array(recording)
+    if samples.ndim != 1:
+        raise AudioError(f"{name_of(recording)}: this model hears samples (N,), not {samples.shape}")
+    if samples.dtype.kind != "f" and samples.dtype != np.int16:
+        raise AudioError(f"{name_of(recording)}: samples are floats in [-1, 1] or int16, not {samples.dtype}")
+    with np.errstate(over="ignore"):
+        samples = samples.astype(np.float32) / (32768 if samples.dtype == np.int16 else 1)
+    if not (np.abs(samples) <= LOUDEST).all():  # nor is one that is no number
+        raise AudioError(f"{name_of(recording)}: samples must be finite, and lie in [-1, 1]")
+    yield samples
+
+
+def matrix_of(recording: Recording, width: int) -> np.ndarray:
+    """A feature matrix `(T, width)`. Raises AudioError for what is none, or of another width."""
+    is_array = isinstance(recording, np.ndarray | Tensor)
+    matrix = as_matrix(_array(recording), name_of(recording)) if is_array else read_matrix(recording)
+    if matrix.shape[1] != width:
+        raise AudioError(f"{name_of(recording)}: this model reads matrices (T, {width}), not {matrix.shape}")
+    return matrix
+
+
+def _array(recording: np.ndarray | Tensor) -> np.ndarray:
+    if isinstance(recording, np.ndarray):
+        return recording
+    recording = recording.detach().cpu()
+    return (recording.float() if recording.is_floating_point() else recording).numpy()
