@@ -54,7 +54,8 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
 def load_recognizer(args: argparse.Namespace) -> Recognizer:
     """The recogniser that the options ask for. Raises ValueError naming the option or the folder that is wrong."""
     settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
-    settings["piece_seconds"] = args.piece_seconds
+    if args.piece_seconds is not None:
+        settings["piece_seconds"] = args.piece_seconds
     if args.attention_window is not None:
         if args.attention_window < 1:
             raise ValueError(f"--attention-window must be at least 1, not {args.attention_window}")

@@ -2,7 +2,7 @@
 
 Every combination of the weights is scored; a table shows WER and time. The words' confidences are calibrated on the
 best one's transcripts. With --write both go into the model folder, where transcribe and evaluate find them, and so do
-the language model of --lm, and --precision int8.
+the language model of --lm, --precision int8 and --piece-seconds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError("--write needs --model: the model that ships is not changed")
     from asr.corpus import open_corpus
     from asr.decode.recognizer import FOREIGN
-    from asr.decode.tuning import FILE, save_tuning
+    from asr.decode.tuning import FILE, load_tuning, save_tuning
 
     if args.write and str(args.model).startswith(FOREIGN):
         raise ValueError("--write needs a model folder: import the checkpoint first (asr.import_model)")
@@ -74,7 +74,14 @@ def main(argv: list[str] | None = None) -> None:
     recognizer.options = options
     found = calibrate(recognizer, cuts)
     if args.write:
-        save_tuning(args.model, replace(options, phrases=()), found and found.calibration, args.lm, recognizer.int8)
+        save_tuning(
+            args.model,
+            replace(options, phrases=()),
+            found and found.calibration,
+            args.lm,
+            recognizer.int8,
+            args.piece_seconds or load_tuning(args.model).piece_seconds,
+        )
     if found:
         said = f"expected calibration error of the words' confidences: {found.before:.3f}, calibrated {found.after:.3f}"
     else:

@@ -21,6 +21,7 @@ def test_tuning_writes_what_the_other_commands_then_do(files):
     options += ["--lm-weights", 0, "--ilm-weights", 0]  # which needs no language model
     (files / "names.txt").write_text("bad\n")
     options += ["--phrases", files / "names.txt"]  # of this dev set: not kept
+    options += ["--piece-seconds", 4]
     done = call("asr.tune", files, *options)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.decode().splitlines()
@@ -29,6 +30,8 @@ def test_tuning_writes_what_the_other_commands_then_do(files):
     assert "expected calibration error" in lines[4]
     assert json.loads((files / "model" / "decoding.json").read_text())["options"]["beam_size"] == 2
     assert json.loads((files / "model" / "decoding.json").read_text())["options"]["phrases"] == []
+    assert call("asr.tune", files, "--model", files / "model", "--write").returncode == 0
+    assert json.loads((files / "model" / "decoding.json").read_text())["piece_seconds"] == 4
     assert call("asr.transcribe", "--model", files / "model", files / "a.wav").returncode == 0
 
 

@@ -51,6 +51,8 @@ def search_with_fallback(
             break
         rows = torch.tensor(again, device=memory.device)
         drawing = replace(options, strategy="greedy", temperature=temperature, nbest=1)
-        for b, drawn in zip(again, search_memory(model, memory[rows], memory_lens[rows], drawing), strict=True):
+        for b, drawn in zip(
+            again, search_memory(model, memory[rows], memory_lens[rows], drawing, phrases=phrases), strict=True
+        ):
             found[b] = drawn
     return found

@@ -1,5 +1,6 @@
 """What was tuned for a model, in its folder: `decoding.json` (options of the search, calibration of confidences,
-whether to multiply in whole numbers), and `lm`, the folder of the language model that goes with it.
+whether to multiply in whole numbers, to what long recordings are cut), and `lm`, the folder of the language model that
+goes with it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Tuning(NamedTuple):
     calibration: Calibration | None = None
     language_model: Path | None = None  # its folder
     int8: bool = False  # where the hardware has it
+    piece_seconds: float | None = None  # to which long recordings are cut; None: as the model says
 
 
 def save_tuning(
@@ -32,12 +34,14 @@ def save_tuning(
     calibration: Calibration | None = None,
     language_model: str | Path | None = None,
     int8: bool = False,
+    piece_seconds: float | None = None,
 ) -> None:
     """Writes `folder / decoding.json`, and copies the folder of the language model to `folder / lm`."""
     inside = Path(folder) / LANGUAGE_MODEL
     if language_model and Path(language_model).resolve() != inside.resolve():
         shutil.copytree(language_model, inside, dirs_exist_ok=True)
     tuned = {"options": asdict(options), "calibration": calibration and asdict(calibration), "int8": int8}
+    tuned |= {"piece_seconds": piece_seconds} if piece_seconds else {}
     (Path(folder) / FILE).write_text(json.dumps(tuned, indent=2) + "\n", encoding="utf-8")
 
 
@@ -54,6 +58,6 @@ def load_tuning(folder: str | Path) -> Tuning:
         calibration = tuned["calibration"]
         options = DecodeOptions(**tuned["options"])
         calibration = calibration and Calibration(**calibration)
-        return Tuning(options, calibration, language_model, bool(tuned.get("int8")))
+        return Tuning(options, calibration, language_model, bool(tuned.get("int8")), tuned.get("piece_seconds"))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: not a tuning that this version reads ({error})") from None

@@ -12,10 +12,12 @@ from asr.model.language_model import LanguageModel, TextModel
 
 def test_what_was_tuned_is_the_default_of_the_model(tiny_model, tmp_path):
     tiny_model.save(tmp_path)
-    assert load_tuning(tmp_path) == (None, None, None, False)
+    assert load_tuning(tmp_path) == (None, None, None, False, None)
     tuned = DecodeOptions("rescore", beam_size=4, ctc_weight=0.5), Calibration(1.0, 2.0, 3.0)
-    save_tuning(tmp_path, *tuned)
-    assert load_tuning(tmp_path) == (*tuned, None, False)
+    save_tuning(tmp_path, *tuned, piece_seconds=5.0)
+    assert load_tuning(tmp_path) == (*tuned, None, False, 5.0)
+    assert Recognizer.load(tmp_path).piece_seconds == 5.0
+    assert Recognizer.load(tmp_path, piece_seconds=9.0).piece_seconds == 9.0
     recognizer = Recognizer.load(tmp_path)
     assert (recognizer.options, recognizer.calibration) == tuned
     assert Recognizer.load(tmp_path, options=DecodeOptions("greedy")).options.strategy == "greedy"
