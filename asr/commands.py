@@ -64,9 +64,8 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
         settings["language_model"] = None
     elif args.lm:
         settings["language_model"] = args.lm
-    names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ilm_weight", "ngram_weight", "phrase_weight")
-    names = (*names, "length_bonus", "nbest")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ilm_weight", "ngram_weight", "length_bonus", "nbest")
+    given = {name: value for name in (*names, "phrase_weight") if (value := getattr(args, name)) is not None}
     if args.phrases:
         from asr.audio.reading import read_lines
 
