@@ -1,7 +1,6 @@
 """The commands as a user runs them: output, errors, exit codes."""
 
 import dataclasses
-import errno
 import importlib
 import io
 import json
@@ -139,55 +138,6 @@ def test_without_ctc_subtitles_are_segments_and_words_have_no_times(files, tiny_
     assert "--format ctm" in capsys.readouterr().err
 
 
-def test_a_transcript_does_not_overwrite_another(files, capsys):
-    (files / "other").mkdir()
-    shutil.copy(files / "a.wav", files / "other" / "a.wav")
-    sounds = [str(files / "a.wav"), str(files / "other" / "a.wav")]
-    ways = (
-        (["--out", str(files / "out")], "a.txt"),
-        (["--format", "srt"], "--out DIR"),
-        (["--format", "ctm"], "called a"),
-    )
-    for options, named in ways:
-        with pytest.raises(SystemExit, match="2"):
-            transcribe.main([*sounds, "--model", str(files / "model"), *options])
-        assert named in capsys.readouterr().err
-    assert not (files / "out").exists()
-    with pytest.raises(SystemExit, match="2"):  # a.txt is the reference
-        transcribe.main([sounds[0], "--model", str(files / "model"), "--out", str(files)])
-    assert "a.txt is there already" in capsys.readouterr().err and (files / "a.txt").read_text() == "one two"
-
-
-def test_the_transcripts_of_a_folder_lie_as_its_files_do_and_an_interrupted_run_goes_on(files):
-    for day in ("mon", "tue"):
-        (files / "calls" / day).mkdir(parents=True)
-        shutil.copy(files / "a.wav", files / "calls" / day / "1.wav")
-    command = ["asr.transcribe", files / "calls", files / "b.wav", "--model", files / "model", "--out", files / "out"]
-    assert call(*command).returncode == 0
-    written = sorted(str(path.relative_to(files / "out")) for path in (files / "out").rglob("*.txt"))
-    assert written == ["b.txt", "mon/1.txt", "tue/1.txt"]
-    (files / "out" / "mon" / "1.txt").write_text("kept")
-    (files / "out" / "b.txt").unlink()
-    assert b"--skip-existing goes on" in call(*command).stderr
-    assert call(*command, "--skip-existing").returncode == 0
-    assert (files / "out" / "mon" / "1.txt").read_text() == "kept" and (files / "out" / "b.txt").exists()
-    assert {path.name for path in (files / "out").rglob("*") if path.is_file()} == {"1.txt", "b.txt"}
-
-
-def test_what_could_not_be_read_to_its_end_is_not_done(files):
-    whole = (files / "a.wav").read_bytes()
-    (files / "a.wav").write_bytes(whole[: -len(whole) // 4])
-    (files / "b.wav").write_bytes(b"")
-    command = ["asr.transcribe", files / "a.wav", files / "b.wav", "--model", files / "model", "--out", files / "out"]
-    assert call(*command).returncode == 1
-    assert [path.name for path in (files / "out").iterdir()] == ["a.part.txt"]
-    for name in "ab":
-        (files / f"{name}.wav").write_bytes(whole)
-    assert call(*command, "--skip-existing").returncode == 0
-    assert {path.name for path in (files / "out").iterdir()} == {"a.part.txt", "a.txt", "b.txt"}
-    assert call(*command[:-2], "--skip-existing").returncode == 2
-
-
 def test_phrases_are_lines_of_a_file(files):
     (files / "names.txt").write_text("Cab Dab\n\nbad\n")
     command = ["asr.transcribe", files / "a.wav", "--model", files / "model", "--phrases"]
@@ -222,35 +172,6 @@ def test_a_name_that_is_not_utf_8_is_printed_all_the_same(files):
     assert call("asr.evaluate", files, *model, "--out", files / "heard.jsonl").returncode == 0
     heard = [json.loads(line)["id"] for line in (files / "heard.jsonl").read_text(encoding="utf-8").splitlines()]
     assert heard == ["a", "b", printed]
-
-
-def test_a_transcript_that_cannot_be_written_is_one_line(files, monkeypatch):
-    def full(path, mode="r", *rest, **settings):
-        if mode == "w" and path.parent.name == "out":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return opened(path, mode, *rest, **settings)
-
-    opened = Path.open
-    monkeypatch.setattr(Path, "open", full)
-    done = call("asr.transcribe", files / "a.wav", "--model", files / "model", "--out", files / "out")
-    assert (
-        done.returncode == 2 and done.stderr.decode() == "asr.transcribe: --out: [Errno 28] No space left on device\n"
-    )
-
-
-def test_a_folder_that_may_not_be_entered_and_names_that_are_too_long_are_found_before_any_work(files, monkeypatch):
-    def refused(*_, **__):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    long = files / f"{'x' * 251}.wav"
-    shutil.copy(files / "a.wav", long)
-    command = ["asr.transcribe", "--model", files / "model", "--json", "--out", files / "out", files / "a.wav"]
-    done = call(*command, long)
-    assert done.returncode == 2 and b"File name too long" in done.stderr and len(done.stderr.splitlines()) == 1
-    assert not any((files / "out").iterdir())
-    monkeypatch.setattr(Path, "exists", refused)
-    done = call(*command)
-    assert done.returncode == 2 and done.stderr == b"asr.transcribe: --out: [Errno 13] Permission denied\n"
 
 
 def test_another_model_that_was_tuned_to_have_no_weight_is_not_left_out_silently(files, tiny_model):

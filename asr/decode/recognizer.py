@@ -324,13 +324,9 @@ class Recognizer:
         if made != wanted:
             # as the model's transcripts were, or as they are, for a model that writes capitals
             ways = [dict.fromkeys((self.model.normalize(text), " ".join(text.split()))) for text in options.phrases]
-            ways = [[way for way in each if way] for each in ways]
-            phrases = Phrases.of(
-                [each for each in ways if each],
-                options.phrase_weight,
-                self.model.tokenizer,
-                self.model.transformer.config.eos,
-            )
+            ways = [each for ways_of_one in ways if (each := [way for way in ways_of_one if way])]
+            eos = self.model.transformer.config.eos
+            phrases = Phrases.of(ways, options.phrase_weight, self.model.tokenizer, eos)
             phrases = phrases and phrases.to(self.model.device)
             self._made = wanted, phrases
         return phrases

@@ -165,10 +165,8 @@ class SpeechData(SoundData):
     config: DataConfig
 
     def _open(self, corpora: list[str]) -> CutSet:
-        cuts = open_corpus(corpora)
-        if self.config.normalizer == "auto":
-            _say_what_changes(cuts, self.config.normalizer_name)
-        return _normalized(cuts, get_normalizer(self.config.normalizer_name))
+        config = self.config
+        return _normalized(open_corpus(corpora), config.normalizer_name, asked_for=config.normalizer != "auto")
 
     def texts(self) -> list[str]:
         """The normalised transcripts of the training set, and the texts that stand in the place of sound."""
@@ -284,30 +282,27 @@ def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> Cut
     return CutSet.from_cuts(fit)
 
 
-def _say_what_changes(cuts: CutSet, normalizer: str) -> None:
-    """A warning where the normaliser, which nobody has asked for, takes transcripts' letters for others, or digits for
-    words."""
-    normalize, changed = get_normalizer(normalizer), []
-    for text in (cut.supervisions[0].text or "" for cut in cuts):
-        if any(c.isnumeric() or (c.isalpha() and not c.isascii()) for c in text):
-            written = normalize(text)
-            if any(c.isalnum() and c.lower() not in written for c in text):
-                changed.append((text, written))
-    if changed:
-        logger.warning(
-            "data.normalizer=%s, the default, rewrites %d of %d transcripts, as %r, which becomes %r (neutral keeps"
-            " letters and digits, none everything; data.normalizer=%s says that it is meant so)",
-            *(normalizer, len(changed), len(cuts), *changed[0], normalizer),
-        )
+def _normalized(cuts: CutSet, normalizer: str, asked_for: bool) -> CutSet:
+    """The cuts with normalised transcripts. A warning where a normaliser that nobody has asked for takes transcripts'
+    letters for others, or digits for words."""
+    normalize, count, changed = get_normalizer(normalizer), len(cuts), []
 
-
-def _normalized(cuts: CutSet, normalize: Callable[[str], str]) -> CutSet:
     def empty(cut: MonoCut) -> str | None:
-        cut.supervisions[0].text = normalize(cut.supervisions[0].text or "")
+        said = cut.supervisions[0].text or ""
+        written = cut.supervisions[0].text = normalize(said)
+        if not asked_for and any(c.isalnum() and c.lower() not in written for c in said):
+            changed.append((said, written))
         if input_kind(cut) == "text":
             cut.custom["source"] = normalize(cut.custom["source"])
             if not cut.custom["source"]:
                 return "its source is empty after normalisation"
-        return None if cut.supervisions[0].text else "its transcript is empty after normalisation"
+        return None if written else "its transcript is empty after normalisation"
 
-    return _fit(cuts, "transcripts", empty)
+    cuts = _fit(cuts, "transcripts", empty)
+    if changed:
+        logger.warning(
+            "data.normalizer=%s, the default, rewrites %d of %d transcripts, as %r, which becomes %r (neutral keeps"
+            " letters and digits, none everything; data.normalizer=%s says that it is meant so)",
+            *(normalizer, len(changed), count, *changed[0], normalizer),
+        )
+    return cuts

@@ -11,11 +11,11 @@ from asr.corpus import open_corpus
 from asr.corpus.shards import write_shards
 from asr.training.batches import LABELS, Bucket, EpochOrder, make_buckets
 from asr.training.building import build_model, build_tokenizer
-from asr.training.config import SoundConfig
+from asr.training.config import DataConfig, SoundConfig
 from asr.training.data import SpeechData, memory_length
 from asr.training.resuming import Resumable
 from asr.training.run import train
-from tests.training.tones import options
+from tests.training.tones import options, write_corpus
 
 
 def test_buckets_share_the_sound_and_keep_to_the_batch():
@@ -174,3 +174,16 @@ def test_workers_read_on_where_all_processes_are_told_to_end(corpus, tmp_path):
     first = next(batches)
     os.kill(loader._iterator._workers[0].pid, signal.SIGTERM)
     assert len(first.lens) + sum(len(batch.lens) for batch in batches) == len(data.train_cuts)
+
+
+def test_what_the_normaliser_rewrites_unasked_is_said(tmp_path, caplog):
+    write_corpus(tmp_path / "c", 2, seed=1)
+    for path, text in zip(sorted((tmp_path / "c").glob("*.txt")), ("Über 25 Straßen", "plain words"), strict=True):
+        path.write_text(text)
+    corpus = {name: [str(tmp_path / "c")] for name in ("train", "dev")}
+    SpeechData(DataConfig(**corpus), seed=1)
+    assert "rewrites 1 of 2 transcripts, as 'Über 25 Straßen', which becomes 'uber twenty" in caplog.text
+    caplog.clear()
+    for normalizer in ("english", "neutral"):
+        SpeechData(DataConfig(**corpus, normalizer=normalizer), seed=1)
+    assert "rewrites" not in caplog.text

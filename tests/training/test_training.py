@@ -22,7 +22,6 @@ from asr.model.transformer import Transformer
 from asr.training.averaging import average_checkpoints, best_checkpoints
 from asr.training.building import build_model, build_tokenizer
 from asr.training.callbacks import Samples
-from asr.training.config import DataConfig
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.run import train
@@ -67,19 +66,6 @@ def test_an_average_that_is_worse_than_its_best_checkpoint_is_not_exported(corpu
     best = average_checkpoints(best_checkpoints(tmp_path / "out")[:1])
     exported = SpeechModel.load(folder).state_dict()
     assert all(torch.equal(exported[name], best[name]) for name in best if name in exported)
-
-
-def test_what_the_normaliser_rewrites_unasked_is_said(tmp_path, caplog):
-    write_corpus(tmp_path / "c", 2, seed=1)
-    for path, text in zip(sorted((tmp_path / "c").glob("*.txt")), ("Über 25 Straßen", "plain words"), strict=True):
-        path.write_text(text)
-    corpus = {name: [str(tmp_path / "c")] for name in ("train", "dev")}
-    SpeechData(DataConfig(**corpus), seed=1)
-    assert "rewrites 1 of 2 transcripts, as 'Über 25 Straßen', which becomes 'uber twenty" in caplog.text
-    caplog.clear()
-    for normalizer in ("english", "neutral"):
-        SpeechData(DataConfig(**corpus, normalizer=normalizer), seed=1)
-    assert "rewrites" not in caplog.text
 
 
 def test_what_a_training_leaves_behind(trained):
