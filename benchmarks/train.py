@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Training steps beside other toolkits: the same dimensions, batches and loss, on the same machine, in one run.
 
-    python benchmarks/train.py [--threads 1] [--rounds 3] [--device cpu]
+    python benchmarks/train.py [--threads 1] [--rounds 3]
+    python benchmarks/train.py --device cuda --model base --seconds 2400
 
-The model is 12 + 6 layers, D 256, 4 heads, FFN 2048, 31 characters, dropout 0.1, behind the same convolutional
-subsampler; a step is forward, 0.3 CTC + 0.7 cross-entropy with label smoothing, backward, clipping and AdamW, over
-batches of 120 s of sound with utterances of 4, 10 and 15 s. Each row runs in a process of its own, the rows take turns,
-and the table shows medians over the rounds. Utilisation is what the matrix products of the model (counted by torch on
-ours, forward and backward) take of what one large matrix product reaches there in the same precision.
+The model is a preset, with 31 characters and dropout 0.1: small (12 + 6 layers, D 256, 4 heads, FFN 2048, pre-norm) or
+base (6 + 6 layers, D 512, 8 heads, FFN 2048, post-norm), behind the same convolutional subsampler; a step is forward,
+0.3 CTC + 0.7 cross-entropy with label smoothing, backward, clipping and AdamW, over batches of as many seconds of sound
+as are asked for, with utterances of 4, 10 and 15 s. Each row runs in a process of its own, the rows take turns, and the
+table shows medians over the rounds. Utilisation is what the matrix products of the model (counted by torch on ours,
+forward and backward) take of what one large matrix product reaches there in the same precision.
 
 A row whose package (speechbrain) is not here says so; where the hardware is not quick at bfloat16, which then takes
-hours, there are no rows of it.
+hours, there are no rows of it. On a GPU there is no other, and one more of ours, with its layers compiled.
 """
 
 from __future__ import annotations
@@ -20,21 +22,27 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rows import measured
 
+if TYPE_CHECKING:
+    from asr.model import ModelConfig
+
 VOCABULARY, DROPOUT = 31, 0.1
-BATCHES = ((30, 4), (12, 10), (8, 15))  # utterances, seconds of each
+LENGTHS = (4, 10, 15)  # seconds of the utterances of a batch
 CHARACTERS_A_SECOND = 14
-WARM_UP, STEPS = 1, 3  # passes over the batches
+STEPS = 3  # passes over the batches
 
 
-def batches(device: str) -> list[tuple]:
-    """X `(B, T, 80)`, X_lens, Y `(B, U)`, Y_lens of each batch; all utterances of a batch are equally long."""
+def batches(together: int, device: str) -> list[tuple]:
+    """X `(B, T, 80)`, X_lens, Y `(B, U)`, Y_lens of each batch of `together` seconds; all utterances of a batch are
+    equally long."""
     import torch
 
     found = []
-    for utterances, seconds in BATCHES:
+    for seconds in LENGTHS:
+        utterances = together // seconds
         X = torch.randn(utterances, 100 * seconds, 80)
         Y = torch.randint(4, VOCABULARY, (utterances, CHARACTERS_A_SECOND * seconds))
         lens = [torch.full((utterances,), n) for n in (X.shape[1], Y.shape[1])]
@@ -42,43 +50,51 @@ def batches(device: str) -> list[tuple]:
     return found
 
 
-def ours():
+def ours(config: ModelConfig, compiled: bool = False):
     """The model, and its loss of a batch."""
-    from asr.model import ModelConfig, Transformer
+    from asr.model import Transformer
+    from asr.model.layers import layers_of
     from asr.training.config import LossConfig
     from asr.training.loss import joint_loss
 
-    model = Transformer(ModelConfig(vocab_size=VOCABULARY, dropout=DROPOUT))
+    model = Transformer(config)
+    if compiled:
+        for layer in layers_of(model):
+            layer.compile(dynamic=True)
     config = LossConfig(ctc_weight=0.3, intermediate_ctc=0)
     return model, lambda X, X_lens, Y, Y_lens: joint_loss(model(X, X_lens, Y, Y_lens), Y, Y_lens, config).total
 
 
-def speechbrain():
+def ours_compiled(config: ModelConfig):
+    return ours(config, compiled=True)
+
+
+def speechbrain(config: ModelConfig):
     import torch
     from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
     from speechbrain.nnet.linear import Linear
     from speechbrain.nnet.losses import ctc_loss, kldiv_loss
 
-    from asr.model import ModelConfig
     from asr.model.subsampling import ConvSubsampling
 
+    D = config.d_model
     model = torch.nn.ModuleDict(
         {
-            "subsampling": ConvSubsampling(ModelConfig(vocab_size=VOCABULARY)),
+            "subsampling": ConvSubsampling(config),
             "transformer": TransformerASR(
                 VOCABULARY,
-                256,
-                d_model=256,
-                nhead=4,
-                num_encoder_layers=12,
-                num_decoder_layers=6,
-                d_ffn=2048,
+                D,
+                d_model=D,
+                nhead=config.num_heads,
+                num_encoder_layers=config.encoder_layers,
+                num_decoder_layers=config.decoder_layers,
+                d_ffn=config.ffn_dim,
                 dropout=DROPOUT,
-                normalize_before=True,
+                normalize_before=config.norm_first,
                 causal=False,
             ),
-            "output": Linear(input_size=256, n_neurons=VOCABULARY),
-            "ctc": Linear(input_size=256, n_neurons=VOCABULARY),
+            "output": Linear(input_size=D, n_neurons=VOCABULARY),
+            "ctc": Linear(input_size=D, n_neurons=VOCABULARY),
         }
     )
 
@@ -95,26 +111,29 @@ def speechbrain():
     return model, loss
 
 
-def torch_transformer():
+def torch_transformer(config: ModelConfig):
     import torch
 
-    from asr.model import ModelConfig
     from asr.model.positions import sinusoids
     from asr.model.subsampling import ConvSubsampling
+
+    D = config.d_model
 
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.subsampling = ConvSubsampling(ModelConfig(vocab_size=VOCABULARY))
-            self.embedding = torch.nn.Embedding(VOCABULARY, 256)
-            self.transformer = torch.nn.Transformer(256, 4, 12, 6, 2048, DROPOUT, batch_first=True, norm_first=True)
-            self.output, self.ctc = torch.nn.Linear(256, VOCABULARY), torch.nn.Linear(256, VOCABULARY)
+            self.subsampling = ConvSubsampling(config)
+            self.embedding = torch.nn.Embedding(VOCABULARY, D)
+            depths = config.encoder_layers, config.decoder_layers
+            options = {"batch_first": True, "norm_first": config.norm_first}
+            self.transformer = torch.nn.Transformer(D, config.num_heads, *depths, config.ffn_dim, DROPOUT, **options)
+            self.output, self.ctc = torch.nn.Linear(D, VOCABULARY), torch.nn.Linear(D, VOCABULARY)
 
         def forward(self, X, X_lens, Y_in):
             x, lens = self.subsampling(X, X_lens)
             padding = torch.arange(x.shape[1], device=x.device) >= lens[:, None]
             y = self.embedding(Y_in)
-            x, y = (16 * part + sinusoids(part.shape[1], 256, device=x.device) for part in (x, y))
+            x, y = (D**0.5 * part + sinusoids(part.shape[1], D, device=x.device) for part in (x, y))
             memory = self.transformer.encoder(x, src_key_padding_mask=padding)
             future = torch.ones(y.shape[1], y.shape[1], dtype=torch.bool, device=x.device).triu(1)
             y = self.transformer.decoder(y, memory, future, memory_key_padding_mask=padding, tgt_is_causal=True)
@@ -132,22 +151,34 @@ def torch_transformer():
     return model, loss
 
 
-TOOLKITS: dict[str, Callable] = {"asr": ours, "SpeechBrain": speechbrain, "torch.nn.Transformer": torch_transformer}
-PRECISIONS = ("float32", "bfloat16")
+TOOLKITS: dict[str, Callable] = {
+    "asr": ours,
+    "asr, compiled": ours_compiled,
+    "SpeechBrain": speechbrain,
+    "torch.nn.Transformer": torch_transformer,
+}
 
 
-def measure(toolkit: str, precision: str, device: str) -> dict:
-    """Seconds of sound trained on a second, the model's FLOP of that, and what a large matrix product reaches."""
+def preset(name: str) -> ModelConfig:
+    from asr.model import ModelConfig
+
+    return ModelConfig.preset(name, vocab_size=VOCABULARY, dropout=DROPOUT)
+
+
+def measure(toolkit: str, precision: str, args: argparse.Namespace) -> dict:
+    """Seconds of sound trained on a second, the memory that it takes, and what a large matrix product reaches."""
     import torch
 
     from asr.heap import keep_freed_blocks
+    from asr.model.dot_product import leave_out_cudnn
 
-    model, loss = TOOLKITS[toolkit]()
+    device = args.device
+    model, loss = TOOLKITS[toolkit](preset(args.model))
     model.to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=toolkit == "asr" or device == "cuda")
-    if toolkit == "asr" and device == "cpu":  # as its trainer does
-        keep_freed_blocks()
-    dtype, data = getattr(torch, precision), batches(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=toolkit.startswith("asr") or device == "cuda")
+    if toolkit.startswith("asr"):  # as its trainer does
+        keep_freed_blocks() if device == "cpu" else leave_out_cudnn()
+    dtype, data = getattr(torch, precision), batches(args.seconds, device)
 
     def step(batch: tuple) -> None:
         with torch.autocast(device, dtype, enabled=precision != "float32"):
@@ -157,11 +188,13 @@ def measure(toolkit: str, precision: str, device: str) -> dict:
         optimizer.step()
         optimizer.zero_grad()
 
-    seconds = timed(lambda: [step(batch) for batch in data], WARM_UP, STEPS, device)
-    sound = sum(utterances * length for utterances, length in BATCHES)
+    # what is compiled for any length sees two before it is
+    seconds = timed(lambda: [step(batch) for batch in data], 2 if device == "cuda" else 1, STEPS, device)
+    sound = sum(X.shape[0] * X.shape[1] / 100 for X, *_ in data)
     return {
         "rate": sound / seconds,
         "peak": peak(dtype, device),
+        "memory": torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
@@ -189,47 +222,55 @@ def peak(dtype, device: str) -> float:
     return 2 * n**3 / timed(lambda: a @ a, 2, 5, device)
 
 
-def flop() -> float:
-    """Of the matrix products of our model, forward and backward, over all batches."""
+def flop(config: ModelConfig) -> float:
+    """Of the matrix products of our model, forward and backward, a second of sound."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    _, loss = ours()
+    _, loss = ours(config)
+    data = batches(60, "cpu")  # as much of each length
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        for batch in batches("cpu"):
+        for batch in data:
             loss(*batch).backward()
-    return counter.get_total_flops()
+    return counter.get_total_flops() / sum(X.shape[0] * X.shape[1] / 100 for X, *_ in data)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--model", default="small", choices=("small", "base"))
+    parser.add_argument("--seconds", type=int, default=120, help="of sound in a batch")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.row:
         import asr.audio._torchaudio  # noqa: F401 (lets SpeechBrain import torchaudio beside a CPU-only torch)
 
-        print(json.dumps(measure(*args.row, args.device)))
+        print(json.dumps(measure(*args.row, args)))
         return
     from asr.decode.precision import best_precision
 
-    precisions = PRECISIONS if best_precision(args.device) == "bfloat16" else ("float32",)
-    rows = [(toolkit, precision) for toolkit in TOOLKITS for precision in precisions]
+    on_gpu = args.device == "cuda"
+    precisions = ["bfloat16"] if best_precision(args.device) == "bfloat16" else []
+    precisions = precisions if on_gpu and precisions else ["float32", *precisions]
+    toolkits = [toolkit for toolkit in TOOLKITS if on_gpu or toolkit != "asr, compiled"]
+    rows = [(toolkit, precision) for toolkit in toolkits for precision in precisions]
+    options = ["--device", args.device, "--model", args.model, "--seconds", str(args.seconds)]
     found: dict[tuple[str, str], list] = {name: [] for name in rows}
     for _ in range(args.rounds):
         for name in rows:
-            found[name].append(measured([__file__, "--device", args.device, "--row", *name], args.threads))
-    work = flop() / sum(utterances * length for utterances, length in BATCHES)
-    print(f"{work / 1e9:.1f} GFLOP a second of sound; {args.threads} thread(s) on {args.device}\n")
-    print("| model | precision | M parameters | s of sound a second | utilisation % |\n| --- | --- | --- | --- | --- |")
+            found[name].append(measured([__file__, *options, "--row", *name], args.threads))
+    work = flop(preset(args.model))
+    print(f"{work / 1e9:.2f} GFLOP a second of sound; {args.threads} thread(s) on {args.device}\n")
+    print("| model | precision | M parameters | s of sound a second | utilisation % | GiB |\n|" + " --- |" * 6)
     for (toolkit, precision), figures in found.items():
         if any(isinstance(f, str) for f in figures):
-            print(f"| {toolkit} | {precision} | {next(f for f in figures if isinstance(f, str))} | | |")
+            print(f"| {toolkit} | {precision} | {next(f for f in figures if isinstance(f, str))} | | | |")
             continue
         rate, best = (statistics.median(f[key] for f in figures) for key in ("rate", "peak"))
-        cells = f"{figures[0]['parameters'] / 1e6:.1f} | {rate:.1f} | {100 * rate * work / best:.0f}"
+        memory = f"{figures[0]['memory']:.1f}" if on_gpu else ""
+        cells = f"{figures[0]['parameters'] / 1e6:.1f} | {rate:.1f} | {100 * rate * work / best:.1f} | {memory}"
         print(f"| {toolkit} | {precision} | {cells} |")
 
 

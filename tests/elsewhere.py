@@ -78,12 +78,14 @@ def elsewhere() -> Iterator[None]:
         made = make(data, dtype=dtype)
         return made if device is None else made.to(device)
 
-    def autocast(device_type, *args, **kwargs):
-        return cast("cpu" if device_type == DEVICE.type else device_type, *args, **kwargs)
+    def as_on_the_cpu(function):
+        return lambda device, *args, **kwargs: function("cpu" if device == DEVICE.type else device, *args, **kwargs)
 
-    make, cast = torch.tensor, torch.autocast
+    make = torch.tensor
+    of_autocast = ("autocast", "is_autocast_enabled", "get_autocast_dtype")
+    patches = {name: as_on_the_cpu(getattr(torch, name)) for name in of_autocast}
     waits.clear()
-    with mock.patch.multiple(torch, tensor=tensor, autocast=autocast, Generator=_Generator), _Factories():
+    with mock.patch.multiple(torch, tensor=tensor, Generator=_Generator, **patches), _Factories():
         yield
 
 

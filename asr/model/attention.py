@@ -12,7 +12,7 @@ from asr.model.config import ModelConfig
 from asr.model.dot_product import attention_weights, scaled_dot_product_attention
 from asr.model.dropout import Dropout
 from asr.model.local_attention import local_attention
-from asr.model.masks import window_mask
+from asr.model.masks import causal_mask, either, window_mask
 from asr.model.positions import rotate
 
 
@@ -21,13 +21,21 @@ class MultiHeadAttention(nn.Module):
 
     Keys and values can be projected once (`project`) and attended to many times (`attend`), as decoding does."""
 
-    def __init__(self, config: ModelConfig, rotary: bool = False, window: tuple[int, int] | None = None):
-        """`window`: how many keys before a query and after it are attended to; None: all."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        rotary: bool = False,
+        window: tuple[int, int] | None = None,
+        causal: bool = False,
+    ):
+        """`window`: how many keys before a query and after it are attended to; None: all. `causal`: in self-attention
+        no query sees a later key."""
         super().__init__()
         D, H = config.d_model, config.num_heads
         self.num_heads = H
         self.rotary = rotary
         self.window = window
+        self.causal = causal
         self.query = nn.Linear(D, H * config.key_dim, bias=config.attention_bias)
         self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias and config.key_bias)
         self.value = nn.Linear(D, H * config.value_dim, bias=config.attention_bias)
@@ -55,7 +63,7 @@ class MultiHeadAttention(nn.Module):
 
         Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
         if key_value is None:
-            return self._weigh(*self._project_all(query), mask, weights)
+            return self._weigh(*self._project_all(query), mask, weights, self.causal)
         return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
 
     def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: StepPosition) -> Tensor:
@@ -84,19 +92,26 @@ class MultiHeadAttention(nn.Module):
         return (rotate(Q, positions), rotate(K, positions), V) if self.rotary else (Q, K, V)
 
     def _weigh(
-        self, Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None, weights: list[Tensor] | None = None
+        self,
+        Q: Tensor,
+        K: Tensor,
+        V: Tensor,
+        mask: Tensor | None = None,
+        weights: list[Tensor] | None = None,
+        causal: bool = False,
     ) -> Tensor:
         """The output layer over the values that queries find by their keys, all of them `(B, H, L, d)`."""
         if weights is not None:
             if self.window:
-                outside = window_mask(K.shape[2], *self.window, K.device)
-                mask = outside if mask is None else mask | outside
+                mask = either(mask, window_mask(K.shape[2], *self.window, K.device))
+            if causal:
+                mask = either(mask, causal_mask(K.shape[2], K.device))
             weights.append(attention_weights(Q, K, mask))
             heads = self.dropout(weights[-1]) @ V
         elif self.window:
             heads = local_attention(Q, K, V, *self.window, mask=mask, dropout=self.dropout)
         else:
-            heads = scaled_dot_product_attention(Q, K, V, mask, self.dropout)
+            heads = scaled_dot_product_attention(Q, K, V, mask, self.dropout, causal)
         return self.output(heads.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ It runs in two ways that agree: over a whole sequence at once (training), or one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 
 from asr.model.cache import AttentionCache
 from asr.model.config import ModelConfig
-from asr.model.layers import TransformerDecoderLayer, start_near_identity
-from asr.model.masks import additive_mask, causal_mask, length_mask
+from asr.model.layers import TransformerDecoderLayer, as_multiplied, start_near_identity
+from asr.model.masks import additive_mask, length_mask
 from asr.model.positions import Positions
 from asr.text.tokenizer import EOS
 
@@ -41,7 +42,7 @@ class DecoderState:
 class TokenStack(nn.Module):
     """What a decoder and a language model share: embedding, positions, a stack of layers, output layer."""
 
-    def __init__(self, config: ModelConfig, layer: type[nn.Module]):
+    def __init__(self, config: ModelConfig, layer: Callable[[ModelConfig], nn.Module]):
         super().__init__()
         self.config = config
         self.register_buffer("prompt", torch.tensor(config.prompt), persistent=False)
@@ -90,11 +91,10 @@ class Decoder(TokenStack):
         """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32.
 
         `weights` collects each layer's attention to the memory `(B, H, T', M)`."""
-        mask = causal_mask(Y_in.shape[1], Y_in.device)
-        memory_mask = length_mask(memory_lens, memory.shape[1])
+        memory, memory_mask = as_multiplied(memory), length_mask(memory_lens, memory.shape[1])
         x = self.embed(Y_in)
         for layer in self.layers:
-            x = layer(x, memory, mask, memory_mask, weights)
+            x = layer(x, memory, memory_mask, weights)
         return self.log_posteriors(x)
 
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
 from asr.model.dropout import Dropout
-from asr.model.masks import additive_mask
+from asr.model.masks import additive_mask, causal_mask
 
 MANY, FEW = 32, 32  # heads of all utterances, and queries of each, with which products beat the fused kernel
 
@@ -38,16 +39,31 @@ def _empty(mask: Tensor | None) -> Tensor | None:
 
 
 def leave_out_cudnn() -> None:
-    """Turns off cuDNN's fused attention, which torch prefers on a Hopper: it makes and keeps a plan for every shape,
-    and a search has another shape at each step (tens of milliseconds and some memory, each time); in some versions its
-    dropout rate is rounded to sixteenths."""
+    """Turns off cuDNN's fused attention, which torch prefers on a Hopper: it makes and keeps a plan for every shape (a
+    tenth of a second, forward and backward, on an H100), and a search has another shape at each step."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
+def cudnn_first() -> AbstractContextManager:
+    """Within, cuDNN's attention comes before torch's own where it can compute it: for an encoder's training, which has
+    few shapes (buckets times speeds). Under a length mask and with dropout it takes half the time of torch's on an
+    H100: flash attention knows no such mask."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    torchs = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
+    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *torchs], set_priority=True)
+
+
 def scaled_dot_product_attention(
-    Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None, dropout: Dropout | None = None
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    mask: Tensor | None = None,
+    dropout: Dropout | None = None,
+    causal: bool = False,
 ) -> Tensor:
-    """softmax(Q Kᵀ / √d_k) V, with V `(B, H, L_k, d_v)` -> `(B, H, L_q, d_v)`; `mask` as in `attention_weights`.
+    """softmax(Q Kᵀ / √d_k) V, with V `(B, H, L_k, d_v)` -> `(B, H, L_q, d_v)`; `mask` as in `attention_weights`, or
+    `causal` without one: no query sees a later key, which the kernels of a GPU know without being shown.
 
     torch's fused kernels compute it, but not on a CPU in two cases. In training theirs spends a third of the step (most
     of it in the backward pass); plain matrix products are twice as fast. And it multiplies head by head, which for the
@@ -55,12 +71,13 @@ def scaled_dot_product_attention(
     together."""
     empty = _empty(mask)
     if Q.device.type == "cpu" and (torch.is_grad_enabled() or _has_many_small_products(Q)):
+        mask = causal_mask(K.shape[2]) if causal else mask
         weights = _softmax_of_products(Q, K, mask)
         out = (dropout(weights) if dropout else weights) @ V
     else:
         p = dropout.p if dropout and dropout.training else 0.0
         allowed = mask if empty is None else ~mask | empty
-        out = nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=allowed, dropout_p=p)
+        out = nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=allowed, dropout_p=p, is_causal=causal)
     return out if empty is None else out.masked_fill(empty, 0.0)
 
 

@@ -6,6 +6,7 @@ Its folder is like a recogniser's: `model.safetensors`, `config.json` and the to
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,6 @@ from asr.model.config import ModelConfig
 from asr.model.decoder import TokenStack
 from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
 from asr.model.layers import TransformerEncoderLayer
-from asr.model.masks import causal_mask
 from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.text.tokenizer import Tokenizer
 
@@ -26,14 +26,14 @@ class LanguageModel(TokenStack):
 
     def __init__(self, config: ModelConfig):
         # its layers ask for the encoder's positions
-        super().__init__(replace(config, positions=config.positions_of_decoder), TransformerEncoderLayer)
+        config = replace(config, positions=config.positions_of_decoder)
+        super().__init__(config, partial(TransformerEncoderLayer, causal=True))
 
     def forward(self, Y_in: Tensor) -> Tensor:
         """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32."""
-        mask = causal_mask(Y_in.shape[1], Y_in.device)
         x = self.embed(Y_in)
         for layer in self.layers:
-            x = layer(x, mask)
+            x = layer(x)
         return self.log_posteriors(x)
 
     def start(self, batch: int, width: int) -> AttentionCache:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asr.model.dot_product import scaled_dot_product_attention
 from asr.model.dropout import Dropout
-from asr.model.masks import window_mask
+from asr.model.masks import either, window_mask
 
 SMALLEST_BLOCK = 64  # queries; shorter blocks would spend their time on keys that they share with their neighbours
 TOGETHER = 32  # blocks at once: the keys of a block are copied for it
@@ -36,7 +36,7 @@ def local_attention(
         return scaled_dot_product_attention(Q, K, V, mask, dropout)
     if left + right >= L:  # hardly a key is out of any window: blocks would cost more than they save
         outside = window_mask(L, left, right, Q.device)
-        return scaled_dot_product_attention(Q, K, V, outside if mask is None else mask | outside, dropout)
+        return scaled_dot_product_attention(Q, K, V, either(mask, outside), dropout)
     block = max(SMALLEST_BLOCK, left + right)
     width, blocks = left + block + right, -(-L // block)
     beyond = blocks * block - L

@@ -24,6 +24,11 @@ def causal_mask(size: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(size, size, dtype=torch.bool, device=device).triu(1)
 
 
+def either(mask: Tensor | None, other: Tensor) -> Tensor:
+    """What one of two bool masks covers, the first of which may be none."""
+    return other if mask is None else mask | other
+
+
 def window_mask(size: int, left: int, right: int, device: torch.device | None = None) -> Tensor:
     """Keys outside the window: `(L, L)`, True where a key is more than `left` before or `right` after its query."""
     position = torch.arange(size, device=device)
