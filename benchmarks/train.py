@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -261,6 +262,7 @@ def main() -> None:
     for _ in range(args.rounds):
         for name in rows:
             found[name].append(measured([__file__, *options, "--row", *name], args.threads))
+            print(*name, found[name][-1], file=sys.stderr, flush=True)
     work = flop(preset(args.model))
     print(f"{work / 1e9:.2f} GFLOP a second of sound; {args.threads} thread(s) on {args.device}\n")
     print("| model | precision | M parameters | s of sound a second | utilisation % | GiB |\n|" + " --- |" * 6)

@@ -1,6 +1,8 @@
 """What the tests share: sounds made on the spot, a tiny model, the real speech where it is at hand."""
 
 import os
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # CUDA_VISIBLE_DEVICES=0 pytest: on a GPU
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -40,18 +39,9 @@ def _empty(mask: Tensor | None) -> Tensor | None:
 
 def leave_out_cudnn() -> None:
     """Turns off cuDNN's fused attention, which torch prefers on a Hopper: it makes and keeps a plan for every shape (a
-    tenth of a second, forward and backward, on an H100), and a search has another shape at each step."""
+    tenth of a second, forward and backward, on an H100), of which a search has another at each step, and a training
+    another twenty in each epoch, whose last batches are not full."""
     torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def cudnn_first() -> AbstractContextManager:
-    """Within, cuDNN's attention comes before torch's own where it can compute it: for an encoder's training, which has
-    few shapes (buckets times speeds). Under a length mask and with dropout it takes half the time of torch's on an
-    H100: flash attention knows no such mask."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    torchs = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
-    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *torchs], set_priority=True)
 
 
 def scaled_dot_product_attention(

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
-import torch
 from torch import Tensor, nn
 
 from asr.audio.features import FeatureConfig
 from asr.model.config import ModelConfig
-from asr.model.dot_product import cudnn_first
 from asr.model.layers import ConformerEncoderLayer, TransformerEncoderLayer, start_near_identity
 from asr.model.masks import length_mask
 from asr.model.positions import Positions
@@ -45,9 +41,8 @@ class Encoder(nn.Module):
         x, lens = self.subsampling(X.to(self.subsampling.dtype), X_lens)
         mask = length_mask(lens, x.shape[1])
         x = self.positions(x)
-        with cudnn_first() if torch.is_grad_enabled() and x.is_cuda else nullcontext():
-            for layer in self.layers:
-                x = layer(x, mask, weights)
-                if outputs is not None:
-                    outputs.append(x)
+        for layer in self.layers:
+            x = layer(x, mask, weights)
+            if outputs is not None:
+                outputs.append(x)
         return self.norm(x), lens

@@ -73,12 +73,8 @@ class ConvSubsampling(nn.Module):
 
     def _subsample(self, X: Tensor) -> Tensor:
         first, *others = self.convolutions
-        if X.is_cuda:  # of one channel it takes cuDNN twice as long as a product with its windows
-            (kernel, stride), *_ = self.shapes
-            windows = X.unfold(1, kernel, stride).unfold(2, kernel, stride).flatten(3)
-            x = nn.functional.linear(windows, first.weight.flatten(1), first.bias).permute(0, 3, 1, 2)
-        else:
-            x = first(X.unsqueeze(1))
+        # from a single channel cuDNN's kernels take twice as long, and oneDNN's a tenth less
+        x = product_with_windows(X, first) if X.is_cuda else first(X.unsqueeze(1))
         for layer in others:
             x = layer(x)
         return self.output(x.permute(0, 2, 3, 1).flatten(2))
@@ -88,6 +84,14 @@ class ConvSubsampling(nn.Module):
         for kernel, stride in self.shapes:
             lens = torch.div(lens - kernel, stride, rounding_mode="floor") + 1
         return lens.clamp(min=0)
+
+
+def product_with_windows(X: Tensor, convolution: nn.Conv2d) -> Tensor:
+    """What a convolution from one channel makes of X `(B, T, d)`, `(B, C, T', d')` in channels-last: the product of its
+    windows with the weights."""
+    (height, width), (down, right) = convolution.kernel_size, convolution.stride
+    windows = X.unfold(1, height, down).unfold(2, width, right).flatten(3)
+    return nn.functional.linear(windows, convolution.weight.flatten(1), convolution.bias).permute(0, 3, 1, 2)
 
 
 class Conv1dSubsampling(nn.Module):

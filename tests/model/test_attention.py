@@ -47,6 +47,18 @@ def test_the_worked_example_step_by_step():
     torch.testing.assert_close(collected[0][0, 0], torch.tensor(weights), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_causal_module_attends_as_under_the_causal_mask(training):
+    config = ModelConfig(d_model=16, num_heads=2, dropout=0.0)
+    causal, free = MultiHeadAttention(config, causal=True), MultiHeadAttention(config)
+    free.load_state_dict(causal.state_dict())
+    x, collected = torch.randn(2, 9, 16), []
+    with torch.set_grad_enabled(training):
+        torch.testing.assert_close(causal(x), free(x, mask=causal_mask(9)))
+        causal(x, weights=collected)
+    assert not collected[0].triu(1).any() and collected[0].tril().gt(0).sum() == 2 * 2 * 45
+
+
 def test_a_dot_product():
     q, k = torch.tensor([0.3, 0.3]), torch.tensor([0.9, 0.9])
     assert (q @ k).item() == pytest.approx(0.54)

@@ -10,6 +10,7 @@ from asr.model.layers import (
     Residual,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
+    as_multiplied,
     layers_of,
 )
 from asr.model.masks import causal_mask, length_mask
@@ -95,6 +96,20 @@ def test_residual_and_norm_in_both_orders():
     post, pre = Residual(config(norm_first=False)).eval(), Residual(config(norm_first=True)).eval()
     torch.testing.assert_close(post(x, sublayer), post.norm(x + sublayer(x)))
     torch.testing.assert_close(pre(x, sublayer), x + sublayer(pre.norm(x)))
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_under_autocast_what_is_multiplied_is_rounded_once_and_the_residual_stream_is_not(norm_first):
+    config = ModelConfig(d_model=16, num_heads=2, ffn_dim=32, norm_first=norm_first, dropout=0.0)
+    layer, read = TransformerDecoderLayer(config), []
+    for linear in (m for m in layer.modules() if isinstance(m, torch.nn.Linear)):
+        linear.register_forward_pre_hook(lambda _, args: read.append(args[0].dtype))
+    x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x, as_multiplied(memory), None)
+    assert len(read) == 10 and set(read) == {torch.bfloat16}
+    assert out.dtype == torch.float32
+    assert as_multiplied(x) is x
 
 
 def test_the_norm_is_of_biased_variance_with_eps_inside_the_root():

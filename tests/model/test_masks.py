@@ -1,6 +1,6 @@
 import torch
 
-from asr.model.masks import causal_mask, length_mask
+from asr.model.masks import causal_mask, either, length_mask
 
 
 def test_length_mask_covers_the_padding():
@@ -19,3 +19,9 @@ def test_causal_mask_of_twenty_leaves_each_row_its_past():
     mask = causal_mask(20)
     assert (~mask).sum(dim=1).tolist() == list(range(1, 21))
     assert not mask.tril().any()
+
+
+def test_either_mask_covers():
+    mask = torch.tensor([True, False, False])
+    assert torch.equal(either(mask, torch.tensor([False, False, True])), torch.tensor([True, False, True]))
+    assert either(None, mask) is mask

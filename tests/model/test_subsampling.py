@@ -3,7 +3,7 @@ import torch
 
 from asr.model.config import ModelConfig
 from asr.model.encoder import Encoder
-from asr.model.subsampling import PART, Conv1dSubsampling, ConvSubsampling, LinearFrontEnd
+from asr.model.subsampling import PART, Conv1dSubsampling, ConvSubsampling, LinearFrontEnd, product_with_windows
 
 
 def subsampler(factor: int) -> ConvSubsampling:
@@ -33,6 +33,14 @@ def test_an_utterance_too_short_has_length_zero(factor, frames):
     x, lens = subsampler(factor)(torch.randn(1, frames, 80), torch.tensor([frames]))
     assert x.shape[1] >= 1
     assert lens.item() == 0
+
+
+@pytest.mark.parametrize("factor", [2, 4, 6, 8])
+def test_the_first_convolution_is_a_product_with_windows(factor):
+    first, X = subsampler(factor).convolutions[0], torch.randn(2, 101, 80)
+    product = product_with_windows(X, first)
+    torch.testing.assert_close(product, first(X.unsqueeze(1)), atol=1e-6, rtol=1e-5)
+    assert product.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_too_narrow_an_input_is_refused():
