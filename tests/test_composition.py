@@ -61,6 +61,8 @@ def test_a_mistyped_option_is_one_line_and_code_two(tmp_path, typed, named):
         ("data.batch_seconds=5", "data.batch_seconds"),
         ("data.speeds=[9]", "data.speeds"),
         ("data.codec=2", "data.codec"),
+        ("data.noise=-1", "data.noise"),
+        ("data.snr=[20,5]", "data.snr"),
         ("tokenizer.kind=phones", "tokenizer.kind"),
         ("model.subsampling=3", "model.subsampling"),
         ("data.normalizer=german", "normalizer"),

@@ -76,7 +76,7 @@ def add_room(x: Tensor, lens: Tensor) -> Tensor:
     echo = echo * (t > 0.002)  # the first wall is that far away
     echo = echo / echo.norm(dim=1, keepdim=True) * 10 ** (-_uniform(x, 0, 12) / 20)
     echo[:, 0] = 1.0
-    size = _fft_size(N + len(t))
+    size = fft_size(N + len(t))
     spectrum = torch.fft.rfft(x.float(), size) * torch.fft.rfft(echo, size)
     y = torch.fft.irfft(spectrum, size)[:, :N]
     return y * level(x, lens) / level(y, lens)
@@ -85,7 +85,7 @@ def add_room(x: Tensor, lens: Tensor) -> Tensor:
 def add_noise(x: Tensor, lens: Tensor) -> Tensor:
     """Stationary noise whose power falls with frequency by an exponent between 0 (white) and 2 (brown)."""
     B, N = x.shape
-    size = _fft_size(N)
+    size = fft_size(N)
     slope = torch.arange(1, size // 2 + 2, device=x.device) ** (-_uniform(x, 0, 2) / 2)
     spectrum = torch.fft.rfft(torch.randn(B, N, device=x.device), size) * slope
     return mix(x, lens, torch.fft.irfft(spectrum, size)[:, :N], lens, _uniform(x, 5, 25))
@@ -99,7 +99,7 @@ def add_voice(x: Tensor, lens: Tensor, other: Tensor, other_lens: Tensor) -> Ten
 def narrow(x: Tensor, lens: Tensor) -> Tensor:
     """300 to 3,400 Hz in mu-law of eight bits for half of the utterances, a low-pass at 2 to 6 kHz for the others."""
     N = x.shape[1]
-    size = _fft_size(N)
+    size = fft_size(N)
     hertz = torch.arange(size // 2 + 1, device=x.device) * SAMPLE_RATE / size
     telephone = _uniform(x, 0, 1) < 0.5
     low = torch.where(telephone, 300.0, -torch.inf)
@@ -141,6 +141,6 @@ def _uniform(x: Tensor, low: float, high: float) -> Tensor:
     return (low + (high - low) * torch.rand(len(x), 1)).to(x.device, non_blocking=True)
 
 
-def _fft_size(length: int) -> int:
+def fft_size(length: int) -> int:
     """The next length with small prime factors: FFTs of others take several times as long."""
     return min(m * 2 ** max(0, math.ceil(math.log2(length / m))) for m in (1, 3, 5, 9, 15))

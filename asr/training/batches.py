@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from asr.audio.codec import COMPRESSIONS, through_mp3
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
 from asr.corpus import input_kind, iterate
 from asr.text.tokenizer import Tokenizer
+from asr.training.conditions import Conditions
 from asr.training.resuming import step_seed
 
 BUCKETS = 20  # leave 5 to 7 % of the frames to padding
@@ -103,12 +103,12 @@ class SpeechDataset(Dataset):
         speeds: list[float],
         buckets: list[Bucket],
         longest: int | None = None,
-        codec: float = 0.0,
+        conditions: Conditions | None = None,
     ):
         """`tokenizer` None: there are no labels; `longest`: labels that the decoder has positions for, None: any
-        number; `codec`: how often a sound goes through MP3."""
+        number; `conditions`: under which a sound seems to have been recorded, None: those under which it was."""
         self.tokenizer = tokenizer
-        self.codec = codec
+        self.conditions = conditions
         self.longest = longest or sys.maxsize
         self.speeds = speeds
         self.seconds = [bucket.seconds for bucket in buckets]
@@ -119,8 +119,8 @@ class SpeechDataset(Dataset):
         draw = random.Random(seed)
         speed = draw.choice(self.speeds)
         for cut, sound in iterate(cuts):
-            if draw.random() < self.codec:
-                sound = through_mp3(sound, draw.uniform(*COMPRESSIONS))
+            if self.conditions:
+                sound = self.conditions(sound, draw)
             inputs.append(self._labels(sound) if isinstance(sound, str) else torch.from_numpy(sound))
             texts.append(cut.supervisions[0].text)
         if not inputs:

@@ -33,6 +33,13 @@ class SoundConfig:
     min_seconds: float = 0.1
     max_seconds: float = 30.0  # longer utterances are left out of training
     speeds: list[float] = field(default_factory=lambda: [0.9, 1.0, 1.1])  # one is drawn for each batch of sound
+    # recordings that utterances of the training are put into, corpora in any form, and how often: impulse responses of
+    # rooms, and noise so many decibels below the speech, at least and at most
+    rooms: list[str] = field(default_factory=list)
+    room: float = 0.5
+    noises: list[str] = field(default_factory=list)
+    noise: float = 0.5
+    snr: list[float] = field(default_factory=lambda: [5.0, 25.0])
     codec: float = 0.0  # how often an utterance of the training has been through MP3 at 16 to 40 kbit/s: a probability
     batch_seconds: float = 120.0  # of sound on one device at once, padding included; less where many share an update
     global_batch_seconds: float = 120.0  # of sound in one update, over all devices
@@ -53,8 +60,11 @@ class SoundConfig:
             raise ValueError("data.global_batch_seconds must be at least data.batch_seconds")
         if not self.speeds or any(not 0.5 <= speed <= 2 for speed in self.speeds):
             raise ValueError("data.speeds lie between 0.5 and 2; [1.0] for none")
-        if not 0 <= self.codec <= 1:
-            raise ValueError(f"data.codec is a probability, not {self.codec}")
+        for name in ("room", "noise", "codec"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"data.{name} is a probability, not {getattr(self, name)}")
+        if len(self.snr) != 2 or self.snr[0] > self.snr[1]:
+            raise ValueError(f"data.snr are the lowest and the highest number of decibels, not {self.snr}")
 
     def seconds_on_each(self, devices: int) -> float:
         """Of sound in a batch, where so many devices share an update: `batch_seconds`, or less where all together would

@@ -17,7 +17,6 @@ from lhotse.dataset.sampling.base import CutSampler
 from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 from torch.utils.data import DataLoader
 
-from asr.audio.codec import require_mp3
 from asr.audio.features import FeatureConfig, FrontEnd
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
 from asr.corpus import input_kind, open_corpus
@@ -27,6 +26,7 @@ from asr.model.speech_model import SpeechModel
 from asr.text.normalizer import get_normalizer
 from asr.text.tokenizer import Tokenizer
 from asr.training.batches import Bucket, BucketSampler, SpeechDataset, make_buckets
+from asr.training.conditions import Conditions
 from asr.training.config import DataConfig, SoundConfig
 from asr.training.resuming import Resumable, ResumableData
 
@@ -78,11 +78,11 @@ class SoundData(ResumableData):
         features: FeatureConfig,
     ) -> None:
         """Leaves out, by name, what a reason is given for, and buckets what remains of the training set. Raises
-        ValueError where something is not what `features` are made from, or `codec` has no sound to take or no MP3."""
-        if self.config.codec:
-            require_mp3()
-            if features.takes != "sound":
-                raise ValueError(f"data.codec is of sound, and this model takes {features.takes}")
+        ValueError where something is not what `features` are made from, or where `Conditions` does."""
+        for option in ("rooms", "noises", "codec"):
+            if getattr(self.config, option) and features.takes != "sound":
+                raise ValueError(f"data.{option} is of sound, and this model takes {features.takes}")
+        self.conditions = Conditions(self.config) if features.takes == "sound" else None
         for cut in (*self.train_cuts, *self.dev_cuts):
             if input_kind(cut) != features.takes:
                 raise ValueError(
@@ -109,7 +109,7 @@ class SoundData(ResumableData):
 
     def train_dataloader(self) -> DataLoader:
         batches = self.resumable(self._train_sampler(), self.seed)
-        return self._loader(batches, self.config.speeds, self.buckets, self.config.codec)
+        return self._loader(batches, self.config.speeds, self.buckets, self.conditions)
 
     def dev_set(self) -> list[float]:
         return [len(self.dev_cuts), sum(cut.duration for cut in self.dev_cuts)]
@@ -143,12 +143,14 @@ class SoundData(ResumableData):
         buckets = make_buckets(self._heard(self.dev_cuts), self._dev_limit)
         return self._loader(Resumable(self._dev_sampler()), [1.0], buckets)
 
-    def _loader(self, batches: Resumable, speeds: list[float], buckets: list[Bucket], codec: float = 0.0) -> DataLoader:
+    def _loader(
+        self, batches: Resumable, speeds: list[float], buckets: list[Bucket], conditions: Conditions | None = None
+    ) -> DataLoader:
         workers = self.config.workers
         if workers < 0:  # the processes of a machine share its cores
             workers = min(8, max(1, _cores() // self.trainer.num_devices - 1))
         return DataLoader(
-            SpeechDataset(self.tokenizer, speeds, buckets, self.longest, codec),
+            SpeechDataset(self.tokenizer, speeds, buckets, self.longest, conditions),
             sampler=batches,
             batch_size=None,
             num_workers=workers,

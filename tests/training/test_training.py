@@ -296,7 +296,10 @@ def test_distortion_reaches_the_training_and_not_the_validation(corpus, tmp_path
     assert len(heard) == batches.batches_per_epoch()
 
 
-@pytest.mark.parametrize(("option", "what"), [("distortion.room=0.5", "distortion"), ("data.codec=0.5", "data.codec")])
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [("distortion.room=0.5", "distortion"), ("data.codec=0.5", "data.codec"), ("data.noises=[x]", "data.noises")],
+)
 def test_distortion_of_what_is_no_sound_is_refused(tmp_path, option, what):
     for part in ("train", "dev"):
         (tmp_path / part).mkdir()

@@ -1,0 +1,95 @@
+import random
+
+import numpy as np
+import pytest
+
+from asr.audio.reading import write_wav
+from asr.audio.surroundings import level
+from asr.training.conditions import Conditions
+from asr.training.config import SoundConfig
+from asr.training.run import train
+from tests.training.tones import options
+
+
+@pytest.fixture
+def speech(tone):
+    return tone(1.0)
+
+
+@pytest.fixture
+def recordings(tmp_path):
+    """Folders: two noises, one shorter than the speech; an impulse response with an echo."""
+    draw = np.random.default_rng(0)
+    for name, seconds in (("noises/long", 3.0), ("noises/short", 0.2)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_wav(tmp_path / f"{name}.wav", 0.1 * draw.standard_normal(int(seconds * 16000)).astype(np.float32))
+    response = np.zeros(1600, np.float32)
+    response[[40, 900]] = 0.8, 0.6
+    (tmp_path / "rooms").mkdir()
+    write_wav(tmp_path / "rooms" / "hall.wav", response)
+    return tmp_path
+
+
+def conditions(folder, **options) -> Conditions:
+    corpora = {name: [str(folder / name)] for name in ("noises", "rooms")}
+    return Conditions(SoundConfig(train=["x"], dev=["x"], **(corpora | options)))
+
+
+def test_noise_is_added_within_the_decibels_and_the_same_draw_adds_the_same(recordings, speech):
+    noisy = conditions(recordings, rooms=[], noise=1.0, snr=[10.0, 14.0])
+    ratios = []
+    for seed in range(20):
+        heard, again = (noisy(speech, random.Random(seed)) for _ in range(2))
+        np.testing.assert_array_equal(heard, again)
+        ratios.append(20 * np.log10(level(speech) / level(heard - speech)))
+    assert 10 <= min(ratios) < 11.5 and 12.5 < max(ratios) <= 14
+
+
+def test_an_echo_is_added_and_the_speech_is_not_late(recordings, speech):
+    heard = conditions(recordings, noises=[], room=1.0)(speech, random.Random(0))
+    before, after = heard[:860], heard[860:2000]  # the echo comes 860 samples after the direct sound
+    np.testing.assert_allclose(before / level(before), speech[:860] / level(speech[:860]), atol=0.02)
+    expected = speech[860:2000] + 0.75 * speech[:1140]
+    np.testing.assert_allclose(after / level(after), expected / level(expected), atol=0.02)
+
+
+def test_each_meets_with_its_share_of_the_utterances(recordings, speech):
+    some = conditions(recordings, room=0.0, noise=0.3)
+    changed = [not np.array_equal(some(speech, random.Random(seed)), speech) for seed in range(300)]
+    assert 60 < sum(changed) < 120
+
+
+def test_without_recordings_an_utterance_stays_as_it_is(recordings, speech):
+    assert conditions(recordings, rooms=[], noises=[])(speech, random.Random(0)) is speech
+
+
+def test_a_recording_that_cannot_be_read_is_left_out_by_name(recordings, speech, caplog):
+    noisy = conditions(recordings, rooms=[], noise=1.0)
+    for path in (recordings / "noises").iterdir():
+        path.write_bytes(b"no sound")
+    np.testing.assert_array_equal(noisy(speech, random.Random(0)), speech)
+    assert "reading" in caplog.text and ("long" in caplog.text or "short" in caplog.text)
+
+
+def test_what_is_no_sound_is_refused(tmp_path):
+    np.save(tmp_path / "matrix.npy", np.zeros((5, 80), np.float32))
+    with pytest.raises(ValueError, match="data.noises: matrix is matrix"):
+        conditions(tmp_path, rooms=[], noises=[str(tmp_path)])
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no audio file"):
+        conditions(tmp_path, rooms=[], noises=[str(tmp_path)])
+
+
+def test_the_training_meets_with_them_and_the_validation_does_not(recordings, corpus, monkeypatch):
+    heard, call = [], Conditions.__call__
+
+    def watched(self, samples, draw):
+        heard.append(not np.array_equal(samples, noisy := call(self, samples, draw)))
+        return noisy
+
+    monkeypatch.setattr(Conditions, "__call__", watched)
+    noises = [f"data.noises=[{recordings / 'noises'}]", "data.noise=1.0", "data.workers=0"]
+    train(options(corpus, recordings / "exp", "epochs=1", *noises))
+    assert heard == 60 * [True]  # the utterances of the training set, once
