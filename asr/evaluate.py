@@ -49,21 +49,24 @@ def main(argv: list[str] | None = None) -> None:
     keep_inputs(args.corpus, args.out)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     from asr.corpus import open_corpus
+    from asr.corpus.opening import together
 
     check_outputs(args.out)
     normalize = get_normalizer(args.normalizer) if args.normalizer else None
     recognizer = load_recognizer(args)
-    figures = evaluate(recognizer, open_corpus(args.corpus), args.out, normalize)
+    corpora = [open_corpus(corpus) for corpus in args.corpus]
+    cuts = together(corpora) if len(corpora) > 1 else corpora[0]
+    of = {cut.id: name for name, corpus in zip(args.corpus, corpora, strict=True) for cut in corpus}
+    figures = evaluate(recognizer, cuts, args.out, normalize, of if len(corpora) > 1 else None)
     if figures is None:
         return
     if args.json:
         say(json.dumps(figures) + "\n")
         return
+    for corpus, errors in figures.get("corpora", {}).items():
+        say(f"{corpus}: {_rate('WER', errors, 'words')}\n")
     for name, unit in (("WER", "words"), ("CER", "characters")):
-        f = figures[unit]
-        errors = f"{f['substitutions']} substitutions, {f['deletions']} deletions, {f['insertions']} insertions"
-        bounds = ", {:.1f} to {:.1f}".format(*f["interval"]) if "interval" in f else ""
-        say(f"{name} {f['rate']:.2f} %{bounds} ({errors} in {f['total']} {unit})\n")
+        say(f"{_rate(name, figures[unit], unit)}\n")
     say(f"SER {figures['sentences']:.2f} % (of the utterances something is wrong)\n")
     seconds, took = figures["seconds"], figures["decoding_seconds"]
     speed = f"{took:.1f} s"
@@ -73,10 +76,22 @@ def main(argv: list[str] | None = None) -> None:
     say(f"{figures['utterances']} utterances{left_out}, {speed}\n")
 
 
+def _rate(name: str, figures: dict, unit: str) -> str:
+    errors = f"{figures['substitutions']} substitutions, {figures['deletions']} deletions"
+    bounds = ", {:.1f} to {:.1f}".format(*figures["interval"]) if "interval" in figures else ""
+    counts = f"{errors}, {figures['insertions']} insertions in {figures['total']} {unit}"
+    return f"{name} {figures['rate']:.2f} %{bounds} ({counts})"
+
+
 def evaluate(
-    recognizer: Recognizer, cuts: CutSet, out: Path | None = None, normalize: Normalizer | None = None
+    recognizer: Recognizer,
+    cuts: CutSet,
+    out: Path | None = None,
+    normalize: Normalizer | None = None,
+    corpus_of: dict[str, str] | None = None,
 ) -> dict | None:
-    """Transcribes the cuts and scores them; writes what was heard to `out` (JSONL). Rates are in percent.
+    """Transcribes the cuts and scores them; writes what was heard to `out` (JSONL). Rates are in percent. `corpus_of`
+    each cut's id: words are counted for each of these corpora, too.
 
     Of several processes the first has the figures, the others None. Raises ValueError as `transcribe_cuts` does."""
     from asr.decode.corpora import rank_and_world, transcribe_together
@@ -95,14 +110,19 @@ def evaluate(
                 score = sum(segment.score for segment in transcript.segments)
                 row = {"id": cut.id, "reference": said, "hypothesis": heard, "score": score}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    words = word_errors(done.references, done.hypotheses)
     characters = character_errors(done.references, done.hypotheses)
+
+    def words(pairs: list[tuple[str, str]]) -> dict:
+        errors = word_errors(*zip(*pairs, strict=True))
+        return {"rate": errors.rate, "interval": wer_interval(*zip(*pairs, strict=True)), **dataclasses.asdict(errors)}
+
+    pairs = list(zip(done.references, done.hypotheses, strict=True))
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for cut, pair in zip(done.cuts, pairs, strict=True):
+        parts.setdefault(corpus_of[cut.id] if corpus_of else "", []).append(pair)
     return {
-        "words": {
-            "rate": words.rate,
-            "interval": wer_interval(done.references, done.hypotheses),
-            **dataclasses.asdict(words),
-        },
+        "words": words(pairs),
+        **({"corpora": {name: words(part) for name, part in parts.items()}} if corpus_of else {}),
         "characters": {"rate": characters.rate, **dataclasses.asdict(characters)},
         "sentences": sentence_error_rate(done.references, done.hypotheses),
         "utterances": len(done.cuts),

@@ -41,6 +41,21 @@ def test_evaluate_scores_a_corpus(files):
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["a", "b"]
 
 
+def test_several_corpora_are_scored_each_and_together(files):
+    other = files / "other"
+    other.mkdir()
+    soundfile.write(other / "a.wav", np.random.default_rng(0).normal(0, 0.1, 8000), SAMPLE_RATE)
+    (other / "a.txt").write_text("three four five")
+    done = call("asr.evaluate", "--model", files / "model", files, other)
+    assert done.returncode == 0, done.stderr
+    each, alone, whole, *_ = done.stdout.decode().splitlines()
+    assert re.match(rf"{files}: WER .* in 7 words\)", each) and re.match(rf"{other}: WER .* in 3 words\)", alone)
+    assert re.match(r"WER .* in 10 words\)", whole)
+    figures = json.loads(call("asr.evaluate", "--model", files / "model", "--json", files, other).stdout)
+    assert [part["total"] for part in figures["corpora"].values()] == [7, 3]
+    assert sum(part["deletions"] for part in figures["corpora"].values()) == figures["words"]["deletions"]
+
+
 def test_both_sides_can_be_normalised_otherwise_and_what_cannot_be_read_is_counted(files):
     (files / "c.wav").write_bytes(b"")
     entries = [{"audio_filepath": f"{name}.wav", "text": "Über ONE"} for name in "abc"]

@@ -32,7 +32,7 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
     if not isinstance(path, str | Path):
         if not path:
             raise ValueError("no corpus is given")
-        return _together([open_corpus(one, transcribed) for one in path])
+        return together([open_corpus(one, transcribed) for one in path])
     if is_shards(path):
         return _single(read_shards(path), path, transcribed)
     path = Path(path)
@@ -45,7 +45,7 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
     return make_cuts(_utterances(path, transcribed), str(path))
 
 
-def _together(corpora: list[CutSet]) -> CutSet:
+def together(corpora: list[CutSet]) -> CutSet:
     """All cuts of several corpora. Where two are called alike, the second is called NAME@2."""
     together = [cut for cuts in corpora for cut in cuts]
     taken, counts = {cut.id for cut in together}, Counter()
