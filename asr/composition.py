@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -93,11 +96,28 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
     os.environ["HYDRA_FULL_ERROR"] = "1"  # it lets errors through, and prints none itself
     try:
         hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name=config_name)(run)()
-    except HydraException as error:  # what was typed could not be composed
+    except (HydraException, ValueError) as error:  # what was typed could not be composed
+        if unknown := re.match(r"Could not override '(.+?)'", str(error)):
+            fail(command, _no_such_option(unknown[1], schema))
         typed = f"{error.override}: " if isinstance(error, OverrideParseException) else ""
         cause = error.__cause__
         reason = f" ({str(cause).splitlines()[0]})" if isinstance(cause, OmegaConfBaseException) else ""
         fail(command, typed + " ".join(str(error).partition("full_key:")[0].split()) + reason)
+
+
+def _no_such_option(name: str, schema: type) -> str:
+    """That there is none, and which may be meant: those of the same last name, else those that are written alike."""
+
+    def names(of: type, above: str = "") -> Iterator[str]:
+        for key, kind in get_type_hints(of).items():
+            yield f"{above}{key}"
+            if is_dataclass(kind):
+                yield from names(kind, f"{above}{key}.")
+
+    known = list(names(schema))
+    last = name.rpartition(".")[2]
+    meant = [each for each in known if each.rpartition(".")[2] == last] or difflib.get_close_matches(name, known, n=1)
+    return f"{name}: no such option" + (f"; {' or '.join(meant)}?" if meant else "")
 
 
 @contextlib.contextmanager

@@ -32,7 +32,10 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
 @pytest.mark.parametrize(
     ("typed", "named"),
     [
-        ("foo=1", "Could not override 'foo'"),
+        ("foo=1", "foo: no such option"),
+        ("lr=1e-3", "lr: no such option; optimizer.lr?"),
+        ("data.trian=[x]", "data.trian: no such option; data.train"),
+        ("experiment=null", "must be a string"),
         ("epochs=abc", "epochs=abc (Value 'abc' of type 'str' could not be converted to Integer)"),
         ("data.train=x.jsonl", "data.train=x.jsonl ("),
         ("experiment=nope", "experiment/nope"),
