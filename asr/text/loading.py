@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from asr.text.speech2text import Speech2TextTokenizer
-from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer
+from asr.text.tokenizer import CharTokenizer, SubwordTokenizer, Tokenizer
 from asr.text.whisper import WhisperTokenizer
 
-KINDS = (CharTokenizer, BPETokenizer, WhisperTokenizer, Speech2TextTokenizer)
+KINDS = (CharTokenizer, SubwordTokenizer, WhisperTokenizer, Speech2TextTokenizer)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:

@@ -1,8 +1,8 @@
 """Tokenizers: text to ids and back, behind one small interface.
 
 Every vocabulary starts with the same four symbols, so that blank, unknown, start and end have the same ids in every
-model: 0 `<blank>` (CTC), 1 `<unk>`, 2 `<sos>`, 3 `<eos>`. Characters are the default (any script); `BPETokenizer` wraps
-a sentencepiece model.
+model: 0 `<blank>` (CTC), 1 `<unk>`, 2 `<sos>`, 3 `<eos>`. Characters are the default (any script); `SubwordTokenizer`
+wraps a sentencepiece model.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ class CharTokenizer(Tokenizer):
         return isinstance(other, CharTokenizer) and self.characters == other.characters
 
 
-class BPETokenizer(Tokenizer):
-    """Subwords by sentencepiece (Kudo & Richardson 2018), by byte-pair encoding."""
+class SubwordTokenizer(Tokenizer):
+    """Subwords by sentencepiece (Kudo & Richardson 2018): by byte-pair encoding (Sennrich et al. 2016), or a unigram
+    model (Kudo 2018)."""
 
     file_name = "sentencepiece.model"
 
@@ -112,8 +113,8 @@ class BPETokenizer(Tokenizer):
             raise ValueError(f"a sentencepiece model must start with {SPECIALS}, this one starts with {pieces}")
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
-        """Trains on normalised `texts`. `vocab_size` counts the four special symbols.
+    def train(cls, texts: Iterable[str], vocab_size: int, kind: str = "bpe") -> SubwordTokenizer:
+        """Trains on normalised `texts`; `kind` is bpe or unigram, `vocab_size` counts the four special symbols.
         Raises ValueError where the texts have too few subwords for `vocab_size`, or too many characters."""
         import io
 
@@ -125,7 +126,7 @@ class BPETokenizer(Tokenizer):
                 sentence_iterator=iter(texts),
                 model_writer=model,
                 vocab_size=vocab_size,
-                model_type="bpe",
+                model_type=kind,
                 character_coverage=1.0,
                 normalization_rule_name="identity",
                 pad_id=BLANK,
@@ -148,7 +149,7 @@ class BPETokenizer(Tokenizer):
         return cls(model.getvalue())
 
     @classmethod
-    def load(cls, folder: str | Path) -> BPETokenizer:
+    def load(cls, folder: str | Path) -> SubwordTokenizer:
         return cls((Path(folder) / cls.file_name).read_bytes())
 
     def encode(self, text: str) -> list[int]:
@@ -168,4 +169,4 @@ class BPETokenizer(Tokenizer):
         return self._processor.GetPieceSize()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, BPETokenizer) and self._model == other._model
+        return isinstance(other, SubwordTokenizer) and self._model == other._model

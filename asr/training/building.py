@@ -13,7 +13,8 @@ from asr.model.folder import read_folder
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
-from asr.text.tokenizer import BPETokenizer, CharTokenizer, Tokenizer
+from asr.text.loading import load_tokenizer
+from asr.text.tokenizer import CharTokenizer, SubwordTokenizer, Tokenizer
 from asr.training.config import TokenizerConfig, TrainConfig
 from asr.training.vocabulary import transfer_vocabulary
 
@@ -31,10 +32,16 @@ OF_A_LANGUAGE_MODEL = (  # what a decoder and the language model that it begins 
 
 
 def build_tokenizer(config: TokenizerConfig, texts: list[str]) -> Tokenizer:
-    """A tokenizer of the kind asked for, trained on normalised transcripts."""
+    """A tokenizer of the kind asked for, trained on normalised transcripts, or that of a folder. Raises
+    FileNotFoundError where it has none, ValueError where it is another toolkit's, which has no blank."""
+    if config.folder:
+        tokenizer = load_tokenizer(config.folder)
+        if not isinstance(tokenizer, CharTokenizer | SubwordTokenizer):
+            raise ValueError(f"tokenizer.folder: that of {config.folder} goes with its model alone (init_from)")
+        return tokenizer
     if config.kind == "char":
         return CharTokenizer.train(texts)
-    return BPETokenizer.train(texts, config.vocab_size)
+    return SubwordTokenizer.train(texts, config.vocab_size, config.kind)
 
 
 def build_model(config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:

@@ -90,11 +90,12 @@ class DataConfig(SoundConfig):
 
 @dataclass
 class TokenizerConfig:
-    kind: str = "char"  # char or bpe
-    vocab_size: int = 500  # of bpe, four special symbols included
+    kind: str = "char"  # char, or subwords: bpe or unigram
+    vocab_size: int = 500  # of subwords, four special symbols included
+    folder: str = ""  # of a model whose tokenizer is taken, instead of one of this training's transcripts
 
     def __post_init__(self):
-        _check_choice("tokenizer.kind", self.kind, ("char", "bpe"))
+        _check_choice("tokenizer.kind", self.kind, ("char", "bpe", "unigram"))
 
 
 @dataclass

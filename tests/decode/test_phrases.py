@@ -10,7 +10,7 @@ import torch
 from asr.decode import DecodeOptions, Recognizer
 from asr.decode.phrases import Phrases
 from asr.decode.search import phrase_gains
-from asr.text.tokenizer import EOS, BPETokenizer, CharTokenizer
+from asr.text.tokenizer import EOS, CharTokenizer, SubwordTokenizer
 
 LETTERS = CharTokenizer(list(" abcd"))
 
@@ -110,7 +110,7 @@ def test_what_it_adds_is_in_the_score_once_and_not_in_how_sure_a_token_is(tiny_m
 
 
 def test_subwords_begin_with_their_space():
-    tokenizer = BPETokenizer.train(["john smith went to town", "mary johnson went"] * 5, 40)
+    tokenizer = SubwordTokenizer.train(["john smith went to town", "mary johnson went"] * 5, 40)
     phrases = Phrases.of([["john smith"]], 1.0, tokenizer, EOS)
     assert phrases.start == 0 and total(phrases, tokenizer.encode("mary went")) == 0
     assert total(phrases, tokenizer.encode("to john smith")) == len(tokenizer.encode("john smith"))

@@ -1,14 +1,16 @@
 import pytest
 
 from asr.text.loading import load_tokenizer
-from asr.text.tokenizer import BLANK, EOS, SOS, UNK, BPETokenizer, CharTokenizer
+from asr.text.tokenizer import BLANK, EOS, SOS, UNK, CharTokenizer, SubwordTokenizer
 
 TEXTS = ["the cat sat on the mat", "a dog's day", "他说 你好"] * 20
 
 
-@pytest.fixture(params=["char", "bpe"])
+@pytest.fixture(params=["char", "bpe", "unigram"])
 def tokenizer(request):
-    return CharTokenizer.train(TEXTS) if request.param == "char" else BPETokenizer.train(TEXTS, 45)
+    if request.param == "char":
+        return CharTokenizer.train(TEXTS)
+    return SubwordTokenizer.train(TEXTS, 45 if request.param == "bpe" else 25, request.param)
 
 
 def test_decoding_inverts_encoding(tokenizer):
@@ -62,4 +64,4 @@ def test_a_folder_without_tokenizer_says_so(tmp_path):
 
 def test_too_large_a_vocabulary_is_a_clear_error():
     with pytest.raises(ValueError, match="tokenizer.vocab_size=5000"):
-        BPETokenizer.train(TEXTS, 5000)
+        SubwordTokenizer.train(TEXTS, 5000)

@@ -64,6 +64,13 @@ def test_the_lowest_layers_that_were_there_are_frozen_and_none_that_is_added(cor
     assert len(layers) == 4 and trainable == [False, True, False, True] and frozen == [True, False, True, False]
 
 
+def test_another_models_tokenizer_is_taken_from_its_folder(trained, tmp_path):
+    taken = build_tokenizer(TokenizerConfig(folder=str(trained[0])), ["other texts"])
+    assert taken == SpeechModel.load(trained[0]).tokenizer
+    with pytest.raises(FileNotFoundError, match="no tokenizer"):
+        build_tokenizer(TokenizerConfig(folder=str(tmp_path)), ["other texts"])
+
+
 def test_with_a_new_tokenizer_what_depends_on_the_vocabulary_begins_as_what_wrote_it_before(corpus, trained, tmp_path):
     config = options(corpus, tmp_path, f"init_from={trained[0]}", "new_tokenizer=true")
     origin = SpeechModel.load(trained[0])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from asr.text.tokenizer import SPECIALS, BPETokenizer, CharTokenizer
+from asr.text.tokenizer import SPECIALS, CharTokenizer, SubwordTokenizer
 from asr.training.vocabulary import transfer_vocabulary
 
 TEXTS = ["red red fox", "blue sky", "green red"] * 9
@@ -14,7 +14,7 @@ def characters():
 
 @pytest.fixture
 def subwords():
-    return BPETokenizer.train(TEXTS, 24)
+    return SubwordTokenizer.train(TEXTS, 24)
 
 
 def exchanged(tokenizer, origin, **known):
