@@ -7,6 +7,7 @@ import difflib
 import logging
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass
@@ -43,7 +44,7 @@ SHAPE = (
 )
 # what models of one kind need not have in common
 VARYING = ("model.safetensors", "bigram.safetensors", "decoding.json", "README.md")
-ORIGINS = ("tokenizer", "init_from", "init_decoder_from")  # folders, which may have moved
+ORIGINS = ("tokenizer", "tokenizer.folder", "init_from", "init_decoder_from")  # folders, which may have moved
 
 
 @cache
@@ -101,12 +102,15 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
             fail(command, _no_such_option(unknown[1], schema))
         typed = f"{error.override}: " if isinstance(error, OverrideParseException) else ""
         cause = error.__cause__
+        if not isinstance(error, HydraException):  # which names no option
+            typed = f"{' '.join(sys.argv[1:])}: "
         reason = f" ({str(cause).splitlines()[0]})" if isinstance(cause, OmegaConfBaseException) else ""
         fail(command, typed + " ".join(str(error).partition("full_key:")[0].split()) + reason)
 
 
 def _no_such_option(name: str, schema: type) -> str:
-    """That there is none, and which may be meant: those of the same last name, else those that are written alike."""
+    """That there is none, and which may be meant: one of the same group that is written alike, or those of other groups
+    that have the name."""
 
     def names(of: type, above: str = "") -> Iterator[str]:
         for key, kind in get_type_hints(of).items():
@@ -114,9 +118,11 @@ def _no_such_option(name: str, schema: type) -> str:
             if is_dataclass(kind):
                 yield from names(kind, f"{above}{key}.")
 
-    known = list(names(schema))
-    last = name.rpartition(".")[2]
-    meant = [each for each in known if each.rpartition(".")[2] == last] or difflib.get_close_matches(name, known, n=1)
+    known = [*names(schema), *(["experiment"] if schema is TrainConfig else [])]
+    group, dot, last = name.rpartition(".")
+    beside = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == group]
+    elsewhere = [each for each in known if not dot and each.rpartition(".")[2] == name]
+    meant = elsewhere or [f"{group}{dot}{each}" for each in difflib.get_close_matches(last, beside, n=1)]
     return f"{name}: no such option" + (f"; {' or '.join(meant)}?" if meant else "")
 
 

@@ -1,9 +1,9 @@
-"""Scoring a model on a transcribed corpus: `python -m asr.evaluate MANIFEST`.
+"""Scoring a model on transcribed corpora: `python -m asr.evaluate CORPUS`.
 
 WER (and between which bounds it lies with 95 % confidence) and CER with their substitutions, deletions and insertions,
 and how many utterances are not wholly right (SER), both sides normalised alike, by the model's normaliser or by
-`--normalizer` (to compare models that write differently).
-Under torchrun the processes share the corpus: `torchrun --nproc-per-node 8 -m asr.evaluate MANIFEST`.
+`--normalizer` (to compare models that write differently). Of several corpora each has a WER, too.
+Under torchrun the processes share them: `torchrun --nproc-per-node 8 -m asr.evaluate CORPUS`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import logging
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="asr-evaluate", description="Word and character error rate on a corpus.")
+    parser = argparse.ArgumentParser(prog="asr-evaluate", description="Word and character error rates on corpora.")
     parser.add_argument("corpus", nargs="+", help="manifest (.jsonl), tar, cuts (.jsonl.gz), AN4 list, folder")
     parser.add_argument("--out", type=Path, help="JSONL to write: id, reference, hypothesis, score of each utterance")
     parser.add_argument("--json", action="store_true", help="the figures as one JSON object")
@@ -49,22 +50,19 @@ def main(argv: list[str] | None = None) -> None:
     keep_inputs(args.corpus, args.out)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     from asr.corpus import open_corpus
-    from asr.corpus.opening import together
 
     check_outputs(args.out)
     normalize = get_normalizer(args.normalizer) if args.normalizer else None
     recognizer = load_recognizer(args)
-    corpora = [open_corpus(corpus) for corpus in args.corpus]
-    cuts = together(corpora) if len(corpora) > 1 else corpora[0]
-    of = {cut.id: name for name, corpus in zip(args.corpus, corpora, strict=True) for cut in corpus}
-    figures = evaluate(recognizer, cuts, args.out, normalize, of if len(corpora) > 1 else None)
+    figures = evaluate(recognizer, [open_corpus(corpus) for corpus in args.corpus], args.out, normalize)
     if figures is None:
         return
     if args.json:
         say(json.dumps(figures) + "\n")
         return
-    for corpus, errors in figures.get("corpora", {}).items():
-        say(f"{corpus}: {_rate('WER', errors, 'words')}\n")
+    for corpus, errors in zip(args.corpus, figures["corpora"], strict=True):
+        if len(args.corpus) > 1:
+            say(f"{corpus}: {_rate('WER', errors, 'words')}\n")
     for name, unit in (("WER", "words"), ("CER", "characters")):
         say(f"{_rate(name, figures[unit], unit)}\n")
     say(f"SER {figures['sentences']:.2f} % (of the utterances something is wrong)\n")
@@ -84,19 +82,17 @@ def _rate(name: str, figures: dict, unit: str) -> str:
 
 
 def evaluate(
-    recognizer: Recognizer,
-    cuts: CutSet,
-    out: Path | None = None,
-    normalize: Normalizer | None = None,
-    corpus_of: dict[str, str] | None = None,
+    recognizer: Recognizer, corpora: list[CutSet], out: Path | None = None, normalize: Normalizer | None = None
 ) -> dict | None:
-    """Transcribes the cuts and scores them; writes what was heard to `out` (JSONL). Rates are in percent. `corpus_of`
-    each cut's id: words are counted for each of these corpora, too.
+    """Transcribes the corpora together and scores them, words also each; writes what was heard to `out` (JSONL). Rates
+    are in percent.
 
     Of several processes the first has the figures, the others None. Raises ValueError as `transcribe_cuts` does."""
+    from asr.corpus.opening import together
     from asr.decode.corpora import rank_and_world, transcribe_together
-    from asr.decode.scoring import character_errors, sentence_error_rate, wer_interval, word_errors
+    from asr.decode.scoring import character_errors, sentence_error_rate
 
+    cuts = together(corpora)
     rank, world = rank_and_world()  # the first shows how far it is with its share
     with progress_bar(0.0 if rank else sum(cut.duration for cut in list(cuts)[::world])) as advance:
         done = transcribe_together(recognizer, cuts, advance, normalize)
@@ -111,24 +107,33 @@ def evaluate(
                 row = {"id": cut.id, "reference": said, "hypothesis": heard, "score": score}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
     characters = character_errors(done.references, done.hypotheses)
-
-    def words(pairs: list[tuple[str, str]]) -> dict:
-        errors = word_errors(*zip(*pairs, strict=True))
-        return {"rate": errors.rate, "interval": wer_interval(*zip(*pairs, strict=True)), **dataclasses.asdict(errors)}
-
     pairs = list(zip(done.references, done.hypotheses, strict=True))
-    parts: dict[str, list[tuple[str, str]]] = {}
-    for cut, pair in zip(done.cuts, pairs, strict=True):
-        parts.setdefault(corpus_of[cut.id] if corpus_of else "", []).append(pair)
+    ids = iter([cut.id for cut in cuts])
+    members = [set(islice(ids, len(corpus))) for corpus in corpora]
     return {
-        "words": words(pairs),
-        **({"corpora": {name: words(part) for name, part in parts.items()}} if corpus_of else {}),
+        "words": _word_figures(pairs),
+        "corpora": [
+            _word_figures([pair for cut, pair in zip(done.cuts, pairs, strict=True) if cut.id in of_one])
+            for of_one in members
+        ],
         "characters": {"rate": characters.rate, **dataclasses.asdict(characters)},
         "sentences": sentence_error_rate(done.references, done.hypotheses),
         "utterances": len(done.cuts),
         "left_out": len(cuts) - len(done.cuts),
         "seconds": sum(cut.duration for cut in done.cuts),
         "decoding_seconds": done.seconds,
+    }
+
+
+def _word_figures(pairs: list[tuple[str, str]]) -> dict:
+    from asr.decode.scoring import wer_interval, word_errors
+
+    references, hypotheses = zip(*pairs, strict=True) if pairs else ((), ())
+    errors = word_errors(references, hypotheses)
+    return {
+        "rate": errors.rate,
+        "interval": wer_interval(references, hypotheses),
+        **dataclasses.asdict(errors),
     }
 
 

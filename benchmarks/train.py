@@ -2,23 +2,24 @@
 """Training steps beside other toolkits: the same dimensions, batches and loss, on the same machine, in one run.
 
     python benchmarks/train.py [--threads 1] [--rounds 3]
-    python benchmarks/train.py --device cuda --model base --seconds 2400
+    python benchmarks/train.py --device cuda --model base --seconds 2400 --lengths 15
 
 The model is a preset, with 31 characters and dropout 0.1: small (12 + 6 layers, D 256, 4 heads, FFN 2048, pre-norm) or
 base (6 + 6 layers, D 512, 8 heads, FFN 2048, post-norm), behind the same convolutional subsampler; a step is forward,
 0.3 CTC + 0.7 cross-entropy with label smoothing, backward, clipping and AdamW, over batches of as many seconds of sound
-as are asked for, with utterances of 4, 10 and 15 s. Each row runs in a process of its own, the rows take turns, and the
-table shows medians over the rounds. Utilisation is what the matrix products of the model (counted by torch on ours,
-forward and backward) take of what one large matrix product reaches there in the same precision.
+as are asked for, of utterances of 4, 10 and 15 s in turn. Each row runs in a process of its own, the rows take turns,
+and the table shows medians over the rounds. Utilisation is what the matrix products of the model (counted by torch on
+ours, forward and backward) take of what one large matrix product reaches there in the same precision.
 
 A row whose package (speechbrain) is not here says so; where the hardware is not quick at bfloat16, which then takes
-hours, there are no rows of it. On a GPU there is no other, and one more of ours, with its layers compiled.
+hours, there are no rows of it. A GPU that is quick at it has rows of it alone, one of them ours with compiled layers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -31,18 +32,16 @@ if TYPE_CHECKING:
     from asr.model import ModelConfig
 
 VOCABULARY, DROPOUT = 31, 0.1
-LENGTHS = (4, 10, 15)  # seconds of the utterances of a batch
 CHARACTERS_A_SECOND = 14
-STEPS = 3  # passes over the batches
+WARM_UP, STEPS = 1, 3  # passes over the batches
 
 
-def batches(together: int, device: str) -> list[tuple]:
-    """X `(B, T, 80)`, X_lens, Y `(B, U)`, Y_lens of each batch of `together` seconds; all utterances of a batch are
-    equally long."""
+def batches(together: int, lengths: list[int], device: str) -> list[tuple]:
+    """X `(B, T, 80)`, X_lens, Y `(B, U)`, Y_lens of a batch of `together` seconds for each length of its utterances."""
     import torch
 
     found = []
-    for seconds in LENGTHS:
+    for seconds in lengths:
         utterances = together // seconds
         X = torch.randn(utterances, 100 * seconds, 80)
         Y = torch.randint(4, VOCABULARY, (utterances, CHARACTERS_A_SECOND * seconds))
@@ -178,8 +177,8 @@ def measure(toolkit: str, precision: str, args: argparse.Namespace) -> dict:
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=toolkit.startswith("asr") or device == "cuda")
     if toolkit.startswith("asr"):  # as its trainer does
-        keep_freed_blocks() if device == "cpu" else leave_out_cudnn()
-    dtype, data = getattr(torch, precision), batches(args.seconds, device)
+        (keep_freed_blocks if device == "cpu" else leave_out_cudnn)()
+    dtype, data = getattr(torch, precision), batches(args.seconds, args.lengths, device)
 
     def step(batch: tuple) -> None:
         with torch.autocast(device, dtype, enabled=precision != "float32"):
@@ -189,8 +188,7 @@ def measure(toolkit: str, precision: str, args: argparse.Namespace) -> dict:
         optimizer.step()
         optimizer.zero_grad()
 
-    # what is compiled for any length sees two before it is
-    seconds = timed(lambda: [step(batch) for batch in data], 2 if device == "cuda" else 1, STEPS, device)
+    seconds = timed(lambda: [step(batch) for batch in data], WARM_UP, STEPS, device)
     sound = sum(X.shape[0] * X.shape[1] / 100 for X, *_ in data)
     return {
         "rate": sound / seconds,
@@ -223,13 +221,13 @@ def peak(dtype, device: str) -> float:
     return 2 * n**3 / timed(lambda: a @ a, 2, 5, device)
 
 
-def flop(config: ModelConfig) -> float:
+def flop(config: ModelConfig, lengths: list[int]) -> float:
     """Of the matrix products of our model, forward and backward, a second of sound."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     _, loss = ours(config)
-    data = batches(60, "cpu")  # as much of each length
+    data = batches(math.lcm(*lengths), lengths, "cpu")  # as much of each length
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         for batch in data:
             loss(*batch).backward()
@@ -243,8 +241,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--model", default="small", choices=("small", "base"))
     parser.add_argument("--seconds", type=int, default=120, help="of sound in a batch")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4, 10, 15], help="of its utterances, in turn")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.seconds < max(args.lengths):
+        parser.error("--seconds: a batch has at least one utterance")
     if args.row:
         import asr.audio._torchaudio  # noqa: F401 (lets SpeechBrain import torchaudio beside a CPU-only torch)
 
@@ -257,13 +258,22 @@ def main() -> None:
     precisions = precisions if on_gpu and precisions else ["float32", *precisions]
     toolkits = [toolkit for toolkit in TOOLKITS if on_gpu or toolkit != "asr, compiled"]
     rows = [(toolkit, precision) for toolkit in toolkits for precision in precisions]
-    options = ["--device", args.device, "--model", args.model, "--seconds", str(args.seconds)]
+    options = [
+        "--device",
+        args.device,
+        "--model",
+        args.model,
+        "--seconds",
+        str(args.seconds),
+        "--lengths",
+        *map(str, args.lengths),
+    ]
     found: dict[tuple[str, str], list] = {name: [] for name in rows}
     for _ in range(args.rounds):
         for name in rows:
             found[name].append(measured([__file__, *options, "--row", *name], args.threads))
             print(*name, found[name][-1], file=sys.stderr, flush=True)
-    work = flop(preset(args.model))
+    work = flop(preset(args.model), args.lengths)
     print(f"{work / 1e9:.2f} GFLOP a second of sound; {args.threads} thread(s) on {args.device}\n")
     print("| model | precision | M parameters | s of sound a second | utilisation % | GiB |\n|" + " --- |" * 6)
     for (toolkit, precision), figures in found.items():

@@ -69,23 +69,27 @@ class Distortion(nn.Module):
 
 def add_room(x: Tensor, lens: Tensor) -> Tensor:
     """The sound and its echo: noise that decays by 60 dB within 0.1 to 0.6 s, 0 to 12 dB below the sound itself."""
-    B, N = x.shape
     t = torch.arange(round(LONGEST_ECHO * SAMPLE_RATE), device=x.device) / SAMPLE_RATE
     seconds = _uniform(x, 0.1, LONGEST_ECHO)
-    echo = torch.randn(B, len(t), device=x.device) * torch.exp(-math.log(1000) * t / seconds)
+    echo = torch.randn(len(x), len(t), device=x.device) * torch.exp(-math.log(1000) * t / seconds)
     echo = echo * (t > 0.002)  # the first wall is that far away
     echo = echo / echo.norm(dim=1, keepdim=True) * 10 ** (-_uniform(x, 0, 12) / 20)
     echo[:, 0] = 1.0
-    size = fft_size(N + len(t))
-    spectrum = torch.fft.rfft(x.float(), size) * torch.fft.rfft(echo, size)
-    y = torch.fft.irfft(spectrum, size)[:, :N]
+    return reverberate(x, lens, echo)
+
+
+def reverberate(x: Tensor, lens: Tensor, responses: Tensor) -> Tensor:
+    """`x (B, N)` in the rooms of impulse `responses (B, M)`, as loud as before."""
+    N = x.shape[1]
+    size = _fft_size(N + responses.shape[1])
+    y = torch.fft.irfft(torch.fft.rfft(x.float(), size) * torch.fft.rfft(responses, size), size)[:, :N]
     return y * level(x, lens) / level(y, lens)
 
 
 def add_noise(x: Tensor, lens: Tensor) -> Tensor:
     """Stationary noise whose power falls with frequency by an exponent between 0 (white) and 2 (brown)."""
     B, N = x.shape
-    size = fft_size(N)
+    size = _fft_size(N)
     slope = torch.arange(1, size // 2 + 2, device=x.device) ** (-_uniform(x, 0, 2) / 2)
     spectrum = torch.fft.rfft(torch.randn(B, N, device=x.device), size) * slope
     return mix(x, lens, torch.fft.irfft(spectrum, size)[:, :N], lens, _uniform(x, 5, 25))
@@ -99,7 +103,7 @@ def add_voice(x: Tensor, lens: Tensor, other: Tensor, other_lens: Tensor) -> Ten
 def narrow(x: Tensor, lens: Tensor) -> Tensor:
     """300 to 3,400 Hz in mu-law of eight bits for half of the utterances, a low-pass at 2 to 6 kHz for the others."""
     N = x.shape[1]
-    size = fft_size(N)
+    size = _fft_size(N)
     hertz = torch.arange(size // 2 + 1, device=x.device) * SAMPLE_RATE / size
     telephone = _uniform(x, 0, 1) < 0.5
     low = torch.where(telephone, 300.0, -torch.inf)
@@ -141,6 +145,6 @@ def _uniform(x: Tensor, low: float, high: float) -> Tensor:
     return (low + (high - low) * torch.rand(len(x), 1)).to(x.device, non_blocking=True)
 
 
-def fft_size(length: int) -> int:
+def _fft_size(length: int) -> int:
     """The next length with small prime factors: FFTs of others take several times as long."""
     return min(m * 2 ** max(0, math.ceil(math.log2(length / m))) for m in (1, 3, 5, 9, 15))

@@ -47,15 +47,15 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
 
 def together(corpora: list[CutSet]) -> CutSet:
     """All cuts of several corpora. Where two are called alike, the second is called NAME@2."""
-    together = [cut for cuts in corpora for cut in cuts]
-    taken, counts = {cut.id for cut in together}, Counter()
-    for cut in together:
+    everything = [cut for cuts in corpora for cut in cuts]
+    taken, counts = {cut.id for cut in everything}, Counter()
+    for cut in everything:
         name = cut.id
         counts[name] += 1
         if counts[name] > 1:
             cut.id = next(new for n in count(counts[name]) if (new := f"{name}@{n}") not in taken)
             taken.add(cut.id)
-    return CutSet.from_cuts(together).to_eager()
+    return CutSet.from_cuts(everything).to_eager()
 
 
 def _single(cuts: CutSet, path: str | Path, transcribed: bool) -> CutSet:

@@ -29,8 +29,10 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
     ):
         """`window`: how many keys before a query and after it are attended to; None: all. `causal`: in self-attention
-        no query sees a later key."""
+        no query sees a later key. Raises ValueError for both."""
         super().__init__()
+        if window and causal:
+            raise ValueError("causal attention has no window")
         D, H = config.d_model, config.num_heads
         self.num_heads = H
         self.rotary = rotary

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from asr.model.cache import AttentionCache
 from asr.model.config import ModelConfig
-from asr.model.layers import TransformerDecoderLayer, as_multiplied, start_near_identity
+from asr.model.layers import TransformerDecoderLayer, start_near_identity, to_autocast_dtype
 from asr.model.masks import additive_mask, length_mask
 from asr.model.positions import Positions
 from asr.text.tokenizer import EOS
@@ -91,7 +91,7 @@ class Decoder(TokenStack):
         """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32.
 
         `weights` collects each layer's attention to the memory `(B, H, T', M)`."""
-        memory, memory_mask = as_multiplied(memory), length_mask(memory_lens, memory.shape[1])
+        memory, memory_mask = to_autocast_dtype(memory), length_mask(memory_lens, memory.shape[1])
         x = self.embed(Y_in)
         for layer in self.layers:
             x = layer(x, memory, memory_mask, weights)

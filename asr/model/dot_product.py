@@ -52,13 +52,15 @@ def scaled_dot_product_attention(
     dropout: Dropout | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """softmax(Q Kᵀ / √d_k) V, with V `(B, H, L_k, d_v)` -> `(B, H, L_q, d_v)`; `mask` as in `attention_weights`, or
-    `causal` without one: no query sees a later key, which the kernels of a GPU know without being shown.
+    """softmax(Q Kᵀ / √d_k) V, with V `(B, H, L_k, d_v)` -> `(B, H, L_q, d_v)`; `mask` as in `attention_weights`.
+    `causal`: no query sees a later key, which where there is no mask the kernels of a GPU know without being shown.
 
     torch's fused kernels compute it, but not on a CPU in two cases. In training theirs spends a third of the step (most
     of it in the backward pass); plain matrix products are twice as fast. And it multiplies head by head, which for the
     few queries of a search's step takes longer than their products: those of all heads at once. A test holds the ways
     together."""
+    if causal and mask is not None:
+        mask, causal = mask | causal_mask(K.shape[2], K.device), False
     empty = _empty(mask)
     if Q.device.type == "cpu" and (torch.is_grad_enabled() or _has_many_small_products(Q)):
         mask = causal_mask(K.shape[2]) if causal else mask

@@ -25,8 +25,8 @@ class LanguageModel(TokenStack):
     """Tokens to log-posteriors of the next token. Of the configuration it has the decoder's depth."""
 
     def __init__(self, config: ModelConfig):
-        # its layers ask for the encoder's positions
-        config = replace(config, positions=config.positions_of_decoder)
+        # its layers ask for what is the encoder's: positions, and a window
+        config = replace(config, positions=config.positions_of_decoder, attention_left=None, attention_right=None)
         super().__init__(config, partial(TransformerEncoderLayer, causal=True))
 
     def forward(self, Y_in: Tensor) -> Tensor:

@@ -42,11 +42,11 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.norm_first:
-            return torch.add(x, self.dropout(sublayer(as_multiplied(self.norm(x)))), alpha=self.weight)
-        return self.norm(torch.add(x, self.dropout(sublayer(as_multiplied(x))), alpha=self.weight))
+            return torch.add(x, self.dropout(sublayer(to_autocast_dtype(self.norm(x)))), alpha=self.weight)
+        return self.norm(torch.add(x, self.dropout(sublayer(to_autocast_dtype(x))), alpha=self.weight))
 
 
-def as_multiplied(x: Tensor) -> Tensor:
+def to_autocast_dtype(x: Tensor) -> Tensor:
     """`x` in the type in which autocast multiplies, where it is on: rounded once, and not for each product that reads
     it."""
     device = x.device.type

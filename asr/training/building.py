@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch import nn
 
 from asr.model.config import ModelConfig
 from asr.model.deepening import deepen
 from asr.model.encoder_model import EncoderModel
-from asr.model.folder import read_folder
+from asr.model.folder import ModelError, read_folder
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -32,16 +33,30 @@ OF_A_LANGUAGE_MODEL = (  # what a decoder and the language model that it begins 
 
 
 def build_tokenizer(config: TokenizerConfig, texts: list[str]) -> Tokenizer:
-    """A tokenizer of the kind asked for, trained on normalised transcripts, or that of a folder. Raises
-    FileNotFoundError where it has none, ValueError where it is another toolkit's, which has no blank."""
-    if config.folder:
-        tokenizer = load_tokenizer(config.folder)
-        if not isinstance(tokenizer, CharTokenizer | SubwordTokenizer):
-            raise ValueError(f"tokenizer.folder: that of {config.folder} goes with its model alone (init_from)")
-        return tokenizer
+    """A tokenizer of the kind asked for, trained on normalised transcripts."""
     if config.kind == "char":
         return CharTokenizer.train(texts)
     return SubwordTokenizer.train(texts, config.vocab_size, config.kind)
+
+
+class Writing(NamedTuple):
+    """How a model writes."""
+
+    tokenizer: Tokenizer
+    normalizer_name: str
+
+
+def writing_of(folder: str) -> Writing:
+    """How the model in `folder` writes. Raises ValueError for what is no model, and for another toolkit's tokenizer,
+    which has no blank."""
+    try:
+        with read_folder(folder, "model", "language_model") as (description, _):
+            writing = Writing(load_tokenizer(folder), description["normalizer"])
+    except ModelError as error:
+        raise ValueError(f"tokenizer.folder: {error}") from None
+    if not isinstance(writing.tokenizer, CharTokenizer | SubwordTokenizer):
+        raise ValueError(f"tokenizer.folder: that of {folder} goes with its model alone (init_from)")
+    return writing
 
 
 def build_model(config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:

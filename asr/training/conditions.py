@@ -1,45 +1,59 @@
 """Under which conditions the training's utterances seem to have been recorded: in rooms and noise of which there are
-recordings, through a lossy codec. The processes that read the sound see to it; what is drawn and not recorded is added
-on the device (`asr.audio.distort`)."""
+recordings (Ko et al. 2017; Snyder et al. 2015, MUSAN), through a lossy codec. The processes that read the sound see to
+it; what is drawn and not recorded is added on the device (`asr.audio.distort`)."""
 
 from __future__ import annotations
 
+import logging
 import random
 
 import numpy as np
+import torch
 from lhotse import MonoCut
 
 from asr.audio.codec import COMPRESSIONS, require_mp3, through_mp3
+from asr.audio.distort import LEVEL_FLOOR, mix, reverberate
+from asr.audio.headers import AudioError
 from asr.audio.reading import SAMPLE_RATE
-from asr.audio.surroundings import in_room, over_noise
-from asr.corpus import input_kind, iterate, open_corpus
+from asr.corpus import input_kind, open_corpus, read_cut
 from asr.training.config import SoundConfig
+
+logger = logging.getLogger(__name__)
 
 
 class Conditions:
-    """Each meets with a share of the utterances, by itself, in the order of nature: the room, noise, the codec."""
+    """Each meets with a share of the utterances, by itself, in the order of nature: a room, noise, a codec."""
 
     def __init__(self, config: SoundConfig):
         """Raises ValueError for rooms or noises that are none, and where there is no MP3."""
         self.config = config
-        self.rooms = _recordings("data.rooms", config.rooms)
+        self.rirs = _recordings("data.rirs", config.rirs)
         self.noises = _recordings("data.noises", config.noises)
+        self.unreadable: set[str] = set()  # of which it was said
         if config.codec:
             require_mp3()
 
     def __call__(self, samples: np.ndarray, draw: random.Random) -> np.ndarray:
         """`samples (N,)` at 16 kHz -> `(N,)`. A recording that cannot be read is reported, and left out."""
         config = self.config
-        if self.rooms and draw.random() < config.room:
-            response = _read(draw.choice(self.rooms))
-            samples = samples if response is None else in_room(samples, response)
-        if self.noises and draw.random() < config.noise:
-            noise = _read(_excerpt(draw.choice(self.noises), len(samples) / SAMPLE_RATE, draw))
-            snr = draw.uniform(*config.snr)
-            samples = samples if noise is None else over_noise(samples, noise, snr)
+        if self.rirs and draw.random() < config.rir_prob:
+            samples = _in_room(samples, self._read(draw.choice(self.rirs)))
+        if self.noises and draw.random() < config.noise_prob:
+            noise = self._read(_excerpt(draw.choice(self.noises), len(samples) / SAMPLE_RATE, draw))
+            samples = _over_noise(samples, noise, draw.uniform(*config.snr))
         if draw.random() < config.codec:
             samples = through_mp3(samples, draw.uniform(*COMPRESSIONS))
         return samples
+
+    def _read(self, cut: MonoCut) -> np.ndarray:
+        """Its samples `(M,)`; none where it cannot be read."""
+        try:
+            return read_cut(cut)
+        except AudioError as error:
+            if cut.recording.id not in self.unreadable:
+                logger.warning("%s cannot be read, and is left out: %s", cut.recording.id, error)
+                self.unreadable.add(cut.recording.id)
+            return np.zeros(0, np.float32)
 
 
 def _recordings(option: str, corpora: list[str]) -> list[MonoCut]:
@@ -57,5 +71,18 @@ def _excerpt(cut: MonoCut, seconds: float, draw: random.Random) -> MonoCut:
     return cut.truncate(offset=draw.uniform(0, cut.duration - seconds), duration=seconds)
 
 
-def _read(cut: MonoCut) -> np.ndarray | None:
-    return next((samples for _, samples in iterate([cut])), None)
+def _in_room(samples: np.ndarray, response: np.ndarray) -> np.ndarray:
+    """The direct sound, which is the loudest of a response `(M,)`, is not late; what is silent is none."""
+    if np.abs(response).max(initial=0.0) < LEVEL_FLOOR:
+        return samples
+    x, response = torch.from_numpy(samples)[None], torch.from_numpy(response[np.abs(response).argmax() :])[None]
+    return reverberate(x, torch.tensor([len(samples)]), response)[0].numpy()
+
+
+def _over_noise(samples: np.ndarray, noise: np.ndarray, snr: float) -> np.ndarray:
+    """`noise (M,)`, again and again where it is shorter, `snr` decibels below the speech."""
+    if not len(noise):
+        return samples
+    x, y = (torch.from_numpy(part)[None] for part in (samples, np.resize(noise, len(samples))))
+    lens = torch.tensor([len(samples)])
+    return mix(x, lens, y, lens, torch.tensor([[snr]]))[0].numpy()

@@ -33,13 +33,11 @@ class SoundConfig:
     min_seconds: float = 0.1
     max_seconds: float = 30.0  # longer utterances are left out of training
     speeds: list[float] = field(default_factory=lambda: [0.9, 1.0, 1.1])  # one is drawn for each batch of sound
-    # recordings that utterances of the training are put into, corpora in any form, and how often: impulse responses of
-    # rooms, and noise so many decibels below the speech, at least and at most
-    rooms: list[str] = field(default_factory=list)
-    room: float = 0.5
-    noises: list[str] = field(default_factory=list)
-    noise: float = 0.5
-    snr: list[float] = field(default_factory=lambda: [5.0, 25.0])
+    rirs: list[str] = field(default_factory=list)  # rooms' impulse responses, corpora in any form
+    rir_prob: float = 0.0  # how often an utterance of the training is put into one of these rooms
+    noises: list[str] = field(default_factory=list)  # recorded noise, corpora in any form
+    noise_prob: float = 0.0  # how often an utterance of the training has some of it beneath
+    snr: list[float] = field(default_factory=lambda: [5.0, 25.0])  # decibels that the noise lies below, from and to
     codec: float = 0.0  # how often an utterance of the training has been through MP3 at 16 to 40 kbit/s: a probability
     batch_seconds: float = 120.0  # of sound on one device at once, padding included; less where many share an update
     global_batch_seconds: float = 120.0  # of sound in one update, over all devices
@@ -60,9 +58,12 @@ class SoundConfig:
             raise ValueError("data.global_batch_seconds must be at least data.batch_seconds")
         if not self.speeds or any(not 0.5 <= speed <= 2 for speed in self.speeds):
             raise ValueError("data.speeds lie between 0.5 and 2; [1.0] for none")
-        for name in ("room", "noise", "codec"):
+        for name in ("rir_prob", "noise_prob", "codec"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"data.{name} is a probability, not {getattr(self, name)}")
+        for corpora, name in ((self.rirs, "rir"), (self.noises, "noise")):
+            if bool(corpora) != bool(getattr(self, f"{name}_prob")):
+                raise ValueError(f"data.{name}s says which, data.{name}_prob how often: both, or neither")
         if len(self.snr) != 2 or self.snr[0] > self.snr[1]:
             raise ValueError(f"data.snr are the lowest and the highest number of decibels, not {self.snr}")
 
@@ -92,7 +93,7 @@ class DataConfig(SoundConfig):
 class TokenizerConfig:
     kind: str = "char"  # char, or subwords: bpe or unigram
     vocab_size: int = 500  # of subwords, four special symbols included
-    folder: str = ""  # of a model whose tokenizer is taken, instead of one of this training's transcripts
+    folder: str = ""  # of a model whose tokenizer is taken (and its normaliser), instead of one of these transcripts
 
     def __post_init__(self):
         _check_choice("tokenizer.kind", self.kind, ("char", "bpe", "unigram"))

@@ -79,7 +79,7 @@ class SoundData(ResumableData):
     ) -> None:
         """Leaves out, by name, what a reason is given for, and buckets what remains of the training set. Raises
         ValueError where something is not what `features` are made from, or where `Conditions` does."""
-        for option in ("rooms", "noises", "codec"):
+        for option in ("rirs", "noises", "codec"):
             if getattr(self.config, option) and features.takes != "sound":
                 raise ValueError(f"data.{option} is of sound, and this model takes {features.takes}")
         self.conditions = Conditions(self.config) if features.takes == "sound" else None
@@ -204,7 +204,8 @@ class SpeechData(SoundData):
         if strange:
             logger.warning(
                 "%d transcripts have characters that the tokenizer cannot write, as in %r: the model learns to write "
-                "U+FFFD there (new_tokenizer=true gives one that began as another model a tokenizer of its own)",
+                "U+FFFD there (new_tokenizer=true gives one that began as another model a tokenizer of its own, and "
+                "without tokenizer.folder it has that anyway)",
                 len(strange),
                 strange[0],
             )

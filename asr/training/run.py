@@ -19,7 +19,7 @@ from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.training.averaging import EMA, average_checkpoints, best_checkpoints, figure_of, interpolate, keep_best
-from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder
+from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder, writing_of
 from asr.training.callbacks import EpochLine, Patience, Samples
 from asr.training.config import OF_THE_REST, TrainConfig
 from asr.training.data import SpeechData
@@ -42,6 +42,10 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     origin = load_origin(config) if config.init_from else None
     text_model = TextModel.load(config.init_decoder_from) if config.init_decoder_from else None
     writes = text_model or (origin if isinstance(origin, SpeechModel) and not config.new_tokenizer else None)
+    if config.tokenizer.folder and not last:
+        if writes:
+            raise ValueError("tokenizer.folder: init_from and init_decoder_from bring a tokenizer (new_tokenizer=true)")
+        writes = writing_of(config.tokenizer.folder)
     if writes and config.data.normalizer == "auto":
         config.data.normalizer = writes.normalizer_name
     data = SpeechData(config.data, config.seed, device_count(config))

@@ -59,6 +59,19 @@ def test_a_causal_module_attends_as_under_the_causal_mask(training):
     assert not collected[0].triu(1).any() and collected[0].tril().gt(0).sum() == 2 * 2 * 45
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_causal_module_may_have_padding_too_and_has_no_window(training):
+    config = ModelConfig(d_model=16, num_heads=2, dropout=0.0)
+    module, x = MultiHeadAttention(config, causal=True), torch.randn(2, 9, 16)
+    with torch.set_grad_enabled(training):
+        out = module(x, mask=length_mask(torch.tensor([9, 4]), 9))
+        torch.testing.assert_close(out[0], module(x)[0])
+        torch.testing.assert_close(out[1, :4], module(x[1:, :4])[0])
+        assert not torch.allclose(out[1, 5:], module(x)[1, 5:])
+    with pytest.raises(ValueError, match="no window"):
+        MultiHeadAttention(config, window=(3, 3), causal=True)
+
+
 def test_a_dot_product():
     q, k = torch.tensor([0.3, 0.3]), torch.tensor([0.9, 0.9])
     assert (q @ k).item() == pytest.approx(0.54)

@@ -10,8 +10,8 @@ from asr.model.layers import (
     Residual,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
-    as_multiplied,
     layers_of,
+    to_autocast_dtype,
 )
 from asr.model.masks import causal_mask, length_mask
 from asr.model.transformer import Transformer
@@ -106,10 +106,10 @@ def test_under_autocast_what_is_multiplied_is_rounded_once_and_the_residual_stre
         linear.register_forward_pre_hook(lambda _, args: read.append(args[0].dtype))
     x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        out = layer(x, as_multiplied(memory), None)
+        out = layer(x, to_autocast_dtype(memory), None)
     assert len(read) == 10 and set(read) == {torch.bfloat16}
     assert out.dtype == torch.float32
-    assert as_multiplied(x) is x
+    assert to_autocast_dtype(x) is x
 
 
 def test_the_norm_is_of_biased_variance_with_eps_inside_the_root():
@@ -226,17 +226,19 @@ def test_a_conformer_layer_is_two_half_steps_around_attention_and_convolution():
     torch.testing.assert_close(layer(x, None), layer.norm(y), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("encoder", ["transformer", "conformer"])
-def test_torch_compile_takes_each_layer_whole_whatever_its_length(encoder):
+def test_torch_compile_takes_each_layer_whole_whatever_its_length(encoder, half):
     torch.manual_seed(0)
     model = Transformer(config(vocab_size=9, encoder=encoder, dropout=0.0)).train()
     inputs = [
         (torch.randn(2, T, 80), torch.tensor([T, T // 2]), torch.randint(4, 9, (2, U)), torch.tensor([U, 1]))
         for T, U in ((80, 5), (120, 7))
     ]
-    wanted = [model(*batch).log_probs for batch in inputs]
-    for layer in layers_of(model):
-        layer.compile(fullgraph=True, dynamic=True, backend="eager")
-    for batch, log_probs in zip(inputs, wanted, strict=True):
-        torch.testing.assert_close(model(*batch).log_probs, log_probs)
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        wanted = [model(*batch).log_probs for batch in inputs]
+        for layer in layers_of(model):
+            layer.compile(fullgraph=True, dynamic=True, backend="eager")
+        for batch, log_probs in zip(inputs, wanted, strict=True):
+            torch.testing.assert_close(model(*batch).log_probs, log_probs)
     assert len(layers_of(model)) == model.config.encoder_layers + model.config.decoder_layers

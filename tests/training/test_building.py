@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from asr.model.config import ModelConfig
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
-from asr.training.building import adapt_model, build_tokenizer, load_origin
+from asr.training.building import adapt_model, build_tokenizer, load_origin, writing_of
 from asr.training.config import TokenizerConfig
 from asr.training.data import SpeechData
 from asr.training.run import train
@@ -64,11 +65,31 @@ def test_the_lowest_layers_that_were_there_are_frozen_and_none_that_is_added(cor
     assert len(layers) == 4 and trainable == [False, True, False, True] and frozen == [True, False, True, False]
 
 
-def test_another_models_tokenizer_is_taken_from_its_folder(trained, tmp_path):
-    taken = build_tokenizer(TokenizerConfig(folder=str(trained[0])), ["other texts"])
-    assert taken == SpeechModel.load(trained[0]).tokenizer
-    with pytest.raises(FileNotFoundError, match="no tokenizer"):
-        build_tokenizer(TokenizerConfig(folder=str(tmp_path)), ["other texts"])
+def test_another_models_tokenizer_is_taken_from_its_folder_with_its_normaliser(tmp_path):
+    tokenizer = CharTokenizer.train(["ABC."])
+    SpeechModel(FeatureConfig(), Transformer(ModelConfig(vocab_size=8)), tokenizer, "neutral").save(tmp_path)
+    assert writing_of(str(tmp_path)) == (tokenizer, "neutral")
+    with pytest.raises(ValueError, match="tokenizer.folder: .*nowhere"):
+        writing_of(str(tmp_path / "nowhere"))
+
+
+def test_a_training_takes_another_models_tokenizer_and_goes_on_without_it(trained, corpus, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(trained[0], moved)
+    settings = [f"tokenizer.folder={moved}", "tokenizer.kind=bpe"]
+    folder, _ = train(options(corpus, tmp_path / "exp", *settings, "epochs=1"))
+    assert SpeechModel.load(folder).tokenizer == SpeechModel.load(trained[0]).tokenizer
+    with pytest.raises(ValueError, match="tokenizer.folder: init_from"):
+        train(options(corpus, tmp_path / "other", *settings, f"init_from={trained[0]}"))
+    shutil.rmtree(moved)
+    train(options(corpus, tmp_path / "exp", *settings, "epochs=2", "resume=true"))
+
+
+def test_another_toolkits_tokenizer_goes_with_its_model_alone(tmp_path, monkeypatch):
+    SpeechModel(FeatureConfig(), Transformer(ModelConfig(vocab_size=8)), CharTokenizer("abcd")).save(tmp_path)
+    monkeypatch.setattr("asr.training.building.load_tokenizer", lambda folder: object())
+    with pytest.raises(ValueError, match="tokenizer.folder: that of .* goes with its model alone"):
+        writing_of(str(tmp_path))
 
 
 def test_with_a_new_tokenizer_what_depends_on_the_vocabulary_begins_as_what_wrote_it_before(corpus, trained, tmp_path):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from asr.audio.reading import write_wav
-from asr.audio.surroundings import level
 from asr.training.conditions import Conditions
 from asr.training.config import SoundConfig
 from asr.training.run import train
@@ -25,18 +24,23 @@ def recordings(tmp_path):
         write_wav(tmp_path / f"{name}.wav", 0.1 * draw.standard_normal(int(seconds * 16000)).astype(np.float32))
     response = np.zeros(1600, np.float32)
     response[[40, 900]] = 0.8, 0.6
-    (tmp_path / "rooms").mkdir()
-    write_wav(tmp_path / "rooms" / "hall.wav", response)
+    (tmp_path / "rirs").mkdir()
+    write_wav(tmp_path / "rirs" / "hall.wav", response)
     return tmp_path
 
 
-def conditions(folder, **options) -> Conditions:
-    corpora = {name: [str(folder / name)] for name in ("noises", "rooms")}
-    return Conditions(SoundConfig(train=["x"], dev=["x"], **(corpora | options)))
+def conditions(folder, **probabilities) -> Conditions:
+    """With the recordings for which there is a probability; other options of SoundConfig, too."""
+    corpora = {name: [str(folder / name)] for name in ("noises", "rirs") if f"{name[:-1]}_prob" in probabilities}
+    return Conditions(SoundConfig(train=["x"], dev=["x"], **corpora, **probabilities))
+
+
+def level(samples) -> float:
+    return float(np.sqrt(np.mean(np.square(samples, dtype=np.float64))))
 
 
 def test_noise_is_added_within_the_decibels_and_the_same_draw_adds_the_same(recordings, speech):
-    noisy = conditions(recordings, rooms=[], noise=1.0, snr=[10.0, 14.0])
+    noisy = conditions(recordings, noise_prob=1.0, snr=[10.0, 14.0])
     ratios = []
     for seed in range(20):
         heard, again = (noisy(speech, random.Random(seed)) for _ in range(2))
@@ -46,7 +50,7 @@ def test_noise_is_added_within_the_decibels_and_the_same_draw_adds_the_same(reco
 
 
 def test_an_echo_is_added_and_the_speech_is_not_late(recordings, speech):
-    heard = conditions(recordings, noises=[], room=1.0)(speech, random.Random(0))
+    heard = conditions(recordings, rir_prob=1.0)(speech, random.Random(0))
     before, after = heard[:860], heard[860:2000]  # the echo comes 860 samples after the direct sound
     np.testing.assert_allclose(before / level(before), speech[:860] / level(speech[:860]), atol=0.02)
     expected = speech[860:2000] + 0.75 * speech[:1140]
@@ -54,32 +58,40 @@ def test_an_echo_is_added_and_the_speech_is_not_late(recordings, speech):
 
 
 def test_each_meets_with_its_share_of_the_utterances(recordings, speech):
-    some = conditions(recordings, room=0.0, noise=0.3)
+    some = conditions(recordings, noise_prob=0.3)
     changed = [not np.array_equal(some(speech, random.Random(seed)), speech) for seed in range(300)]
     assert 60 < sum(changed) < 120
 
 
 def test_without_recordings_an_utterance_stays_as_it_is(recordings, speech):
-    assert conditions(recordings, rooms=[], noises=[])(speech, random.Random(0)) is speech
+    assert conditions(recordings)(speech, random.Random(0)) is speech
 
 
 def test_a_recording_that_cannot_be_read_is_left_out_by_name(recordings, speech, caplog):
-    noisy = conditions(recordings, rooms=[], noise=1.0)
+    noisy = conditions(recordings, noise_prob=1.0)
     for path in (recordings / "noises").iterdir():
         path.write_bytes(b"no sound")
-    np.testing.assert_array_equal(noisy(speech, random.Random(0)), speech)
-    assert "reading" in caplog.text and ("long" in caplog.text or "short" in caplog.text)
+    for seed in range(20):
+        np.testing.assert_array_equal(noisy(speech, random.Random(seed)), speech)
+    assert sorted(record.args[0] for record in caplog.records) == ["long", "short"]  # once each
+
+
+def test_silence_is_neither_a_room_nor_noise(recordings, speech):
+    for path in (recordings / "rirs" / "hall.wav", *(recordings / "noises").iterdir()):
+        write_wav(path, np.zeros(1600, np.float32))
+    quiet = conditions(recordings, noise_prob=1.0, rir_prob=1.0)
+    np.testing.assert_array_equal(quiet(speech, random.Random(0)), speech)
 
 
 def test_what_is_no_sound_is_refused(tmp_path):
     np.save(tmp_path / "matrix.npy", np.zeros((5, 80), np.float32))
     with pytest.raises(ValueError, match="data.noises: matrix is matrix"):
-        conditions(tmp_path, rooms=[], noises=[str(tmp_path)])
+        Conditions(SoundConfig(train=["x"], dev=["x"], noises=[str(tmp_path)], noise_prob=0.5))
 
 
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no audio file"):
-        conditions(tmp_path, rooms=[], noises=[str(tmp_path)])
+        Conditions(SoundConfig(train=["x"], dev=["x"], noises=[str(tmp_path)], noise_prob=0.5))
 
 
 def test_the_training_meets_with_them_and_the_validation_does_not(recordings, corpus, monkeypatch):
@@ -90,6 +102,6 @@ def test_the_training_meets_with_them_and_the_validation_does_not(recordings, co
         return noisy
 
     monkeypatch.setattr(Conditions, "__call__", watched)
-    noises = [f"data.noises=[{recordings / 'noises'}]", "data.noise=1.0", "data.workers=0"]
+    noises = [f"data.noises=[{recordings / 'noises'}]", "data.noise_prob=1.0", "data.workers=0"]
     train(options(corpus, recordings / "exp", "epochs=1", *noises))
     assert heard == 60 * [True]  # the utterances of the training set, once

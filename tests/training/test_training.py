@@ -298,7 +298,12 @@ def test_distortion_reaches_the_training_and_not_the_validation(corpus, tmp_path
 
 @pytest.mark.parametrize(
     ("option", "what"),
-    [("distortion.room=0.5", "distortion"), ("data.codec=0.5", "data.codec"), ("data.noises=[x]", "data.noises")],
+    [
+        ("distortion.room=0.5", "distortion"),
+        ("data.codec=0.5", "data.codec"),
+        ("data={noises: [x], noise_prob: 0.5}", "data.noises"),
+        ("data={rirs: [x], rir_prob: 0.5}", "data.rirs"),
+    ],
 )
 def test_distortion_of_what_is_no_sound_is_refused(tmp_path, option, what):
     for part in ("train", "dev"):
