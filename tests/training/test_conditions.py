@@ -94,6 +94,25 @@ def test_an_empty_folder_is_refused(tmp_path):
         Conditions(SoundConfig(train=["x"], dev=["x"], noises=[str(tmp_path)], noise_prob=0.5))
 
 
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [
+        ("distortion.room=0.5", "distortion"),
+        ("data.codec=0.5", "data.codec"),
+        ("data={noises: [x], noise_prob: 0.5}", "data.noises"),
+        ("data={rirs: [x], rir_prob: 0.5}", "data.rirs"),
+    ],
+)
+def test_what_is_of_sound_is_refused_where_there_is_none(tmp_path, option, what):
+    for part in ("train", "dev"):
+        (tmp_path / part).mkdir()
+        np.save(tmp_path / part / "a.npy", np.ones((200, 7), np.float32))
+        (tmp_path / part / "a.txt").write_text("one")
+    matrix = ["features.kind=matrix", "features.dim=7"]
+    with pytest.raises(ValueError, match=f"^{what} is of sound, and this model takes matrix"):
+        train(options(tmp_path, tmp_path / "exp", *matrix, option))
+
+
 def test_the_training_meets_with_them_and_the_validation_does_not(recordings, corpus, monkeypatch):
     heard, call = [], Conditions.__call__
 

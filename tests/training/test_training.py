@@ -296,25 +296,6 @@ def test_distortion_reaches_the_training_and_not_the_validation(corpus, tmp_path
     assert len(heard) == batches.batches_per_epoch()
 
 
-@pytest.mark.parametrize(
-    ("option", "what"),
-    [
-        ("distortion.room=0.5", "distortion"),
-        ("data.codec=0.5", "data.codec"),
-        ("data={noises: [x], noise_prob: 0.5}", "data.noises"),
-        ("data={rirs: [x], rir_prob: 0.5}", "data.rirs"),
-    ],
-)
-def test_distortion_of_what_is_no_sound_is_refused(tmp_path, option, what):
-    for part in ("train", "dev"):
-        (tmp_path / part).mkdir()
-        np.save(tmp_path / part / "a.npy", np.ones((200, 7), np.float32))
-        (tmp_path / part / "a.txt").write_text("one")
-    matrix = ["features.kind=matrix", "features.dim=7"]
-    with pytest.raises(ValueError, match=f"^{what} is of sound, and this model takes matrix"):
-        train(options(tmp_path, tmp_path / "exp", *matrix, option))
-
-
 def test_vocal_tracts_without_frequencies_are_refused_before_any_sound_is_read(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("asr.training.run.set_statistics", lambda *_: pytest.fail("read"))
     with pytest.raises(ValueError, match=r"spec_augment\.vocal_tract .*log_mel"):
