@@ -110,12 +110,13 @@ def evaluate(
     pairs = list(zip(done.references, done.hypotheses, strict=True))
     ids = iter([cut.id for cut in cuts])
     members = [set(islice(ids, len(corpus))) for corpus in corpora]
+    each = [
+        _word_figures([pair for cut, pair in zip(done.cuts, pairs, strict=True) if cut.id in of_one])
+        for of_one in members
+    ]
     return {
-        "words": _word_figures(pairs),
-        "corpora": [
-            _word_figures([pair for cut, pair in zip(done.cuts, pairs, strict=True) if cut.id in of_one])
-            for of_one in members
-        ],
+        "words": _word_figures(pairs) if len(each) > 1 else each[0],
+        "corpora": each,
         "characters": {"rate": characters.rate, **dataclasses.asdict(characters)},
         "sentences": sentence_error_rate(done.references, done.hypotheses),
         "utterances": len(done.cuts),
