@@ -88,7 +88,7 @@ def evaluate(
     are in percent.
 
     Of several processes the first has the figures, the others None. Raises ValueError as `transcribe_cuts` does."""
-    from asr.corpus.opening import together
+    from asr.corpus import together
     from asr.decode.corpora import rank_and_world, transcribe_together
     from asr.decode.scoring import character_errors, sentence_error_rate
 

@@ -24,6 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rows import measured
@@ -50,6 +51,11 @@ def batches(together: int, lengths: list[int], device: str) -> list[tuple]:
     return found
 
 
+def sound_of(data: list[tuple]) -> float:
+    """Seconds of sound in all batches."""
+    return sum(X.shape[0] * X.shape[1] / 100 for X, *_ in data)
+
+
 def ours(config: ModelConfig, compiled: bool = False):
     """The model, and its loss of a batch."""
     from asr.model import Transformer
@@ -63,10 +69,6 @@ def ours(config: ModelConfig, compiled: bool = False):
             layer.compile(dynamic=True)
     config = LossConfig(ctc_weight=0.3, intermediate_ctc=0)
     return model, lambda X, X_lens, Y, Y_lens: joint_loss(model(X, X_lens, Y, Y_lens), Y, Y_lens, config).total
-
-
-def ours_compiled(config: ModelConfig):
-    return ours(config, compiled=True)
 
 
 def speechbrain(config: ModelConfig):
@@ -153,7 +155,7 @@ def torch_transformer(config: ModelConfig):
 
 TOOLKITS: dict[str, Callable] = {
     "asr": ours,
-    "asr, compiled": ours_compiled,
+    "asr, compiled": partial(ours, compiled=True),
     "SpeechBrain": speechbrain,
     "torch.nn.Transformer": torch_transformer,
 }
@@ -189,9 +191,8 @@ def measure(toolkit: str, precision: str, args: argparse.Namespace) -> dict:
         optimizer.zero_grad()
 
     seconds = timed(lambda: [step(batch) for batch in data], WARM_UP, STEPS, device)
-    sound = sum(X.shape[0] * X.shape[1] / 100 for X, *_ in data)
     return {
-        "rate": sound / seconds,
+        "rate": sound_of(data) / seconds,
         "peak": peak(dtype, device),
         "memory": torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -231,7 +232,7 @@ def flop(config: ModelConfig, lengths: list[int]) -> float:
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         for batch in data:
             loss(*batch).backward()
-    return counter.get_total_flops() / sum(X.shape[0] * X.shape[1] / 100 for X, *_ in data)
+    return counter.get_total_flops() / sound_of(data)
 
 
 def main() -> None:
@@ -258,16 +259,8 @@ def main() -> None:
     precisions = precisions if on_gpu and precisions else ["float32", *precisions]
     toolkits = [toolkit for toolkit in TOOLKITS if on_gpu or toolkit != "asr, compiled"]
     rows = [(toolkit, precision) for toolkit in toolkits for precision in precisions]
-    options = [
-        "--device",
-        args.device,
-        "--model",
-        args.model,
-        "--seconds",
-        str(args.seconds),
-        "--lengths",
-        *map(str, args.lengths),
-    ]
+    batch = [f"--seconds={args.seconds}", "--lengths", *map(str, args.lengths)]
+    options = [f"--device={args.device}", f"--model={args.model}", *batch]
     found: dict[tuple[str, str], list] = {name: [] for name in rows}
     for _ in range(args.rounds):
         for name in rows:

@@ -204,8 +204,7 @@ class SpeechData(SoundData):
         if strange:
             logger.warning(
                 "%d transcripts have characters that the tokenizer cannot write, as in %r: the model learns to write "
-                "U+FFFD there (new_tokenizer=true gives one that began as another model a tokenizer of its own, and "
-                "without tokenizer.folder it has that anyway)",
+                "U+FFFD there (one of its own can: new_tokenizer=true beside init_from, or no tokenizer.folder)",
                 len(strange),
                 strange[0],
             )
