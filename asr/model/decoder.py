@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from asr.model.cache import AttentionCache
 from asr.model.config import ModelConfig
+from asr.model.flash_attention import key_ends
 from asr.model.layers import TransformerDecoderLayer, start_near_identity, to_autocast_dtype
 from asr.model.masks import additive_mask, length_mask
 from asr.model.positions import Positions
@@ -91,10 +92,11 @@ class Decoder(TokenStack):
         """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32.
 
         `weights` collects each layer's attention to the memory `(B, H, T', M)`."""
-        memory, memory_mask = to_autocast_dtype(memory), length_mask(memory_lens, memory.shape[1])
+        memory, size = to_autocast_dtype(memory), memory.shape[1]
+        memory_mask, ends = length_mask(memory_lens, size), key_ends(memory_lens, size)
         x = self.embed(Y_in)
         for layer in self.layers:
-            x = layer(x, memory, memory_mask, weights)
+            x = layer(x, memory, memory_mask, weights, ends)
         return self.log_posteriors(x)
 
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from asr.audio.features import FeatureConfig
 from asr.model.config import ModelConfig
+from asr.model.flash_attention import key_ends
 from asr.model.layers import ConformerEncoderLayer, TransformerEncoderLayer, start_near_identity
 from asr.model.masks import length_mask
 from asr.model.positions import Positions
@@ -39,10 +40,10 @@ class Encoder(nn.Module):
         """Memory `(B, M, D)` and its lengths. `weights` collects each layer's self-attention `(B, H, M, M)`, `outputs`
         what each layer gives, before the norm that ends the stack, `(B, M, D)`."""
         x, lens = self.subsampling(X.to(self.subsampling.dtype), X_lens)
-        mask = length_mask(lens, x.shape[1])
+        mask, ends = length_mask(lens, x.shape[1]), key_ends(lens, x.shape[1])
         x = self.positions(x)
         for layer in self.layers:
-            x = layer(x, mask, weights)
+            x = layer(x, mask, weights, ends)
             if outputs is not None:
                 outputs.append(x)
         return self.norm(x), lens

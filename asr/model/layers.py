@@ -64,9 +64,15 @@ class TransformerEncoderLayer(nn.Module):
         self.ffn = FeedForward(config)
         self.ffn_residual = Residual(config)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, weights: list[Tensor] | None = None) -> Tensor:
-        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding -> `(B, L, D)`."""
-        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights))
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        weights: list[Tensor] | None = None,
+        ends: Tensor | None = None,
+    ) -> Tensor:
+        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `ends` as in `flash_attention.key_ends` -> `(B, L, D)`."""
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, key_ends=ends))
         return self.ffn_residual(x, self.ffn)
 
     def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: StepPosition) -> Tensor:
@@ -127,10 +133,16 @@ class ConformerEncoderLayer(nn.Module):
         self.ffn_residual = Residual(config, weight=0.5)
         self.norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, x: Tensor, mask: Tensor | None, weights: list[Tensor] | None = None) -> Tensor:
-        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding -> `(B, L, D)`."""
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        weights: list[Tensor] | None = None,
+        ends: Tensor | None = None,
+    ) -> Tensor:
+        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `ends` as in `flash_attention.key_ends` -> `(B, L, D)`."""
         x = self.first_ffn_residual(x, self.first_ffn)
-        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights))
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, key_ends=ends))
         x = self.convolution_residual(x, lambda y: self.convolution(y, mask))
         return self.norm(self.ffn_residual(x, self.ffn))
 
@@ -153,11 +165,14 @@ class TransformerDecoderLayer(nn.Module):
         memory: Tensor,
         memory_mask: Tensor | None,
         weights: list[Tensor] | None = None,
+        memory_ends: Tensor | None = None,
     ) -> Tensor:
         """`x (B, T', D)`, each position of which sees those up to itself, `memory (B, M, D)` under
-        `memory_mask (B, 1, 1, M)`."""
+        `memory_mask (B, 1, 1, M)`, `memory_ends` as in `flash_attention.key_ends`."""
         x = self.self_attention_residual(x, self.self_attention)
-        x = self.cross_attention_residual(x, lambda y: self.cross_attention(y, memory, memory_mask, weights))
+        x = self.cross_attention_residual(
+            x, lambda y: self.cross_attention(y, memory, memory_mask, weights, memory_ends)
+        )
         return self.ffn_residual(x, self.ffn)
 
     def step(
