@@ -61,14 +61,19 @@ def ours(config: ModelConfig, compiled: bool = False):
     from asr.model import Transformer
     from asr.model.layers import layers_of
     from asr.training.config import LossConfig
-    from asr.training.loss import joint_loss
+    from asr.training.loss import joint_loss, lens_for_ctc
 
     model = Transformer(config)
     if compiled:
         for layer in layers_of(model):
             layer.compile(dynamic=True)
     config = LossConfig(ctc_weight=0.3, intermediate_ctc=0)
-    return model, lambda X, X_lens, Y, Y_lens: joint_loss(model(X, X_lens, Y, Y_lens), Y, Y_lens, config).total
+
+    def loss(X, X_lens, Y, Y_lens):
+        lens = lens_for_ctc(model, X_lens, Y_lens)
+        return joint_loss(model(X, X_lens, Y, Y_lens), Y, Y_lens, config, lens=lens).total
+
+    return model, loss
 
 
 def speechbrain(config: ModelConfig):

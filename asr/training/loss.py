@@ -5,13 +5,14 @@ And consistency of CTC between two augmented views of an utterance (Yao et al. 2
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from asr.model.decoder import IGNORED, targets
-from asr.model.transformer import Output
+from asr.model.transformer import Output, Transformer
 from asr.text.tokenizer import BLANK, EOS
 from asr.training.config import LossConfig
 
@@ -35,24 +36,49 @@ def smoothed_cross_entropy(log_probs: Tensor, labels: Tensor, smoothing: float) 
     return loss.masked_fill(~kept, 0.0).sum()
 
 
+def lens_for_ctc(transformer: Transformer, X_lens: Tensor, Y_lens: Tensor) -> Callable[[], Tensor]:
+    """The lengths of memory and labels `(2, B)` on the CPU, where torch's CTC wants them. Asked for before the forward
+    pass, a GPU copies them as it comes by, and whoever takes them after it does not wait for its end."""
+    lens = torch.stack([transformer.encoder.subsampling.output_lens(X_lens), Y_lens])
+    if not lens.is_cuda:
+        return lens.cpu
+    copy, copied = lens.to("cpu", non_blocking=True), torch.cuda.Event()
+    copied.record()
+
+    def take() -> Tensor:
+        copied.synchronize()
+        return copy
+
+    return take
+
+
 def joint_loss(
-    output: Output, Y: Tensor, Y_lens: Tensor, config: LossConfig, tokens: Tensor | None = None, eos: int = EOS
+    output: Output,
+    Y: Tensor,
+    Y_lens: Tensor,
+    config: LossConfig,
+    tokens: Tensor | None = None,
+    eos: int = EOS,
+    lens: Callable[[], Tensor] | None = None,
 ) -> Losses:
     """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by `tokens`; the
     latter alone for a model without a CTC head.
 
     `tokens` None: this batch's count. Processes that average their gradients pass the mean of their counts, so that
-    every token weighs the same. Where there are intermediate predictions, their mean loss is `intermediate_weight` of
-    CTC's part. With `consistency` the second half of the batch is the first, seen otherwise."""
+    every token weighs the same. `lens` are of `lens_for_ctc`; None: the forward pass is waited for. Where there are
+    intermediate predictions, their mean loss is `intermediate_weight` of CTC's part. With `consistency` the second half
+    of the batch is the first, seen otherwise."""
     tokens = output.lens.sum() if tokens is None else tokens
     none = torch.zeros((), device=tokens.device)
     attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens, eos), config.label_smoothing) / tokens
     if output.ctc_log_probs is None:
         return Losses(attention, none, attention.detach(), none, none)
-    # all layers in one call: a GPU is waited for once, and each row of a batch is a block of its own there
+    # all layers in one call: each row of a batch is a block of its own on a GPU
     n = len(output.every_ctc)
-    lens = torch.stack([output.memory_lens, Y_lens]).cpu().repeat(1, n)
-    each = ctc_losses(output.every_ctc.flatten(0, 1), Y.repeat(n, 1), *lens).unflatten(0, (n, -1)).sum(dim=1) / tokens
+    of_each = (lens() if lens else torch.stack([output.memory_lens, Y_lens]).cpu()).repeat(1, n)
+    each = (
+        ctc_losses(output.every_ctc.flatten(0, 1), Y.repeat(n, 1), *of_each).unflatten(0, (n, -1)).sum(dim=1) / tokens
+    )
     ctc = of_ctc = each[0]
     if n > 1:
         w = config.intermediate_weight

@@ -14,7 +14,7 @@ from asr.model.speech_model import SpeechModel
 from asr.training.base import Training
 from asr.training.batches import Batch
 from asr.training.config import TrainConfig
-from asr.training.loss import Losses, joint_loss
+from asr.training.loss import Losses, joint_loss, lens_for_ctc
 from asr.training.memory import NOTHING, dummy_batch
 from asr.training.minimum_wer import expected_word_errors
 
@@ -59,9 +59,11 @@ class SpeechTraining(Training):
             tokens = tokens if tokens is None else 2 * tokens
         if takes != "text":
             X = self.spec_augment(X, X_lens)
-        output = self.model.transformer(X, X_lens, Y, Y_lens, loss.intermediate_ctc)
+        transformer = self.model.transformer
+        lens = lens_for_ctc(transformer, X_lens, Y_lens)
+        output = transformer(X, X_lens, Y, Y_lens, loss.intermediate_ctc)
         tokens = output.lens.sum() if tokens is None else tokens
-        losses = joint_loss(output, Y, Y_lens, loss, tokens, self.model.transformer.config.eos)
+        losses = joint_loss(output, Y, Y_lens, loss, tokens, transformer.config.eos, lens)
         if not loss.mwer:
             return losses
         errors = expected_word_errors(self.model, output, Y, Y_lens, loss.nbest) / tokens

@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from asr.model.transformer import Output
+from asr.model.transformer import Output, Transformer
 from asr.text.tokenizer import EOS
 from asr.training.config import LossConfig
-from asr.training.loss import IGNORED, consistency_loss, joint_loss, smoothed_cross_entropy, targets
+from asr.training.loss import IGNORED, consistency_loss, joint_loss, lens_for_ctc, smoothed_cross_entropy, targets
 
 
 def test_targets_end_and_then_are_ignored():
@@ -41,6 +43,20 @@ def test_intermediate_predictions_have_their_share_of_ctc():
     losses = joint_loss(out._replace(every_ctc=torch.cat([out.every_ctc, others])), Y, Y_lens, config)
     assert losses.ctc == joint_loss(out, Y, Y_lens, config).ctc
     assert losses.total.item() == pytest.approx(0.6 * losses.ctc.item() + 0.4 * sum(alone) / 2)
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("subsampler", ["conv2d", "conv1d", "linear"])
+def test_lengths_are_known_before_the_forward_pass(tiny_config, subsampler, device):
+    model = Transformer(replace(tiny_config, subsampler=subsampler)).to(device)
+    X_lens, Y_lens = torch.tensor([200, 121], device=device), torch.tensor([3, 7], device=device)
+    lens = lens_for_ctc(model, X_lens, Y_lens)
+    out = model(torch.randn(2, 200, tiny_config.input_dim, device=device), X_lens, Y_lens.new_ones(2, 7), Y_lens)
+    assert lens().tolist() == [out.memory_lens.tolist(), [3, 7]]
+    assert lens().device.type == "cpu"
 
 
 def test_padding_has_no_loss():
