@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -132,11 +133,16 @@ class Recognizer:
         else:
             folder = Path(folder or resource("data", "models", "english"))
             model, tuned = SpeechModel.load(folder, device), load_tuning(folder)._asdict()
-        recognizer = cls(model, **(tuned | settings))
-        recognizer.options = replace(recognizer.options, **given)
-        recognizer._phrases(recognizer.options)
-        check_options(model.transformer, recognizer.options, recognizer.language_model)
-        return recognizer
+        return cls(model, **(tuned | settings)).with_options(**given)
+
+    def with_options(self, **options) -> Recognizer:
+        """The same recogniser, its models not copied, with other fields of `DecodeOptions`, for a request of its own
+        (`phrases=names`). Raises ValueError for what the model cannot do."""
+        other = copy(self)
+        other.options = replace(self.options, **options)
+        other._phrases(other.options)
+        check_options(self.model.transformer, other.options, self.language_model)
+        return other
 
     def transcribe(self, recording: Recording) -> Transcript:
         """The transcript of a file (its path, its bytes, or what is open for reading them), or of an array or a tensor:

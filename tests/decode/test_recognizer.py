@@ -70,6 +70,17 @@ def test_one_recognizer_serves_several_threads(recognizer):
         assert list(pool.map(recognizer.transcribe, sounds)) == alone
 
 
+def test_a_request_may_have_options_of_its_own(recognizer):
+    before, sound = recognizer.transcribe(noise(2)), noise(2)
+    asked = recognizer.with_options(nbest=1, phrases=["abab"], phrase_weight=50.0)
+    assert asked.model is recognizer.model
+    assert "abab" in asked.transcribe(sound).text.replace(" ", "")
+    assert recognizer.transcribe(sound) == before
+    assert "abab" not in before.text.replace(" ", "")
+    with pytest.raises(ValueError, match="beam size, 3"):
+        recognizer.with_options(nbest=4)
+
+
 def test_an_unreadable_file_does_not_stop_the_others(recognizer, tmp_path):
     soundfile.write(tmp_path / "a.wav", noise(1), SAMPLE_RATE)
     (tmp_path / "b.wav").write_bytes(b"")
