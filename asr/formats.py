@@ -61,7 +61,8 @@ def _json(transcript: Transcript) -> str:
         known["error"] = transcript.error
     if transcript.segments or not transcript.error:
         segments = [_segment(segment) for segment in transcript.segments]
-        known |= {"text": transcript.text, "duration": round(transcript.duration, 3), "segments": segments}
+        known |= {"text": transcript.text, "duration": round(transcript.duration, 3)}
+        known |= {"confidence": _rounded(transcript.confidence), "segments": segments}
     return json.dumps(known, ensure_ascii=False) + "\n"
 
 
@@ -75,9 +76,14 @@ def _segment(segment: Segment) -> dict:
         "end": round(segment.end, 3),
         "text": segment.text,
         "score": round(segment.score, 4),
+        "confidence": _rounded(segment.confidence),
         "words": words,
         "nbest": [{"text": text, "score": round(score, 4)} for text, score in segment.nbest],
     }
+
+
+def _rounded(confidence: float | None) -> float | None:
+    return None if confidence is None else round(confidence, 4)
 
 
 def _srt(transcript: Transcript) -> str:

@@ -56,6 +56,15 @@ def test_json_has_the_times_of_words_where_there_are_any():
     assert json.loads(FORMATS["json"](untimed))["segments"][0]["words"] == [{"word": "all", "confidence": 0.9}]
 
 
+def test_json_has_the_mean_confidence_of_the_words_where_there_are_any():
+    words = [Word("so", 0.9), Word("it", 0.3), Word("is", 0.6)]
+    heard = [Segment(0.0, 1.0, "so it", -1.0, [], words[:2]), Segment(1.0, 2.0, "is", -1.0, [], words[2:])]
+    known = json.loads(FORMATS["json"](Transcript("a", "so it is", 2.0, heard)))
+    assert [known["confidence"], *(segment["confidence"] for segment in known["segments"])] == [0.6, 0.6, 0.6]
+    assert heard[0].confidence == pytest.approx(0.6)
+    assert json.loads(FORMATS["json"](Transcript("silence", "", 2.0)))["confidence"] is None
+
+
 def test_a_clock_goes_beyond_hours():
     late = Transcript("a", "late", 400_000.0, [said("late", 359_999.9995)])
     assert "100:00:00,000 --> 100:00:00,400" in FORMATS["srt"](late)

@@ -27,6 +27,12 @@ class Segment:
     nbest: list[tuple[str, float]] = field(default_factory=list)  # texts and scores, best first
     words: list[Word] = field(default_factory=list)  # of the best hypothesis
 
+    @property
+    def confidence(self) -> float | None:
+        """The mean of its words' confidences: what share of them is right, as far as that is known. None without
+        words."""
+        return _mean_confidence(self.words)
+
 
 @dataclass(frozen=True)
 class Transcript:
@@ -38,3 +44,12 @@ class Transcript:
     duration: float = 0.0  # seconds
     segments: list[Segment] = field(default_factory=list)
     error: str | None = None
+
+    @property
+    def confidence(self) -> float | None:
+        """As a segment's, of all words."""
+        return _mean_confidence([word for segment in self.segments for word in segment.words])
+
+
+def _mean_confidence(words: list[Word]) -> float | None:
+    return sum(word.confidence for word in words) / len(words) if words else None
