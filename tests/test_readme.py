@@ -57,7 +57,8 @@ def workplace(tmp_path_factory):
     with tarfile.open(folder / "data" / "digits" / "dev.tar", "w") as small:
         for name in ("manifest.jsonl", *names):
             small.add(folder / name, name)
-    shutil.copytree(resource("data", "samples"), folder / "data" / "samples")
+    for samples in (folder / "data" / "samples", folder / "sounds"):
+        shutil.copytree(resource("data", "samples"), samples)
     for name in ("talk.mp3", "file.wav", "a.wav", "b.wav"):  # what a file holds is seen from its content
         shutil.copy(folder / names[0], folder / name)
     write_whisper(folder)
