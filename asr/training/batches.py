@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from lhotse import CutSet, MonoCut
 from lhotse.dataset import DynamicBucketingSampler
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
 from asr.corpus import input_kind, iterate
@@ -142,6 +143,22 @@ class SpeechDataset(Dataset):
 
     def _labels(self, text: str) -> Tensor:
         return torch.tensor(self.tokenizer.encode(text) if self.tokenizer else [], dtype=torch.int64)
+
+
+class TimedLoader(DataLoader):
+    """Knows how long it has kept its user waiting."""
+
+    waited = 0.0  # seconds
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches, end = super().__iter__(), object()
+        while True:
+            asked = time.monotonic()
+            batch = next(batches, end)
+            self.waited += time.monotonic() - asked
+            if batch is end:
+                return
+            yield batch
 
 
 def _rounded(labels: list[Tensor]) -> int:

@@ -47,26 +47,23 @@ class EpochLine(EpochTimer):
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         super().on_train_start(trainer, module)
-        self._count_anew(module)
+        self._count_anew(trainer, module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         super().on_train_epoch_start(trainer, module)
-        self._count_anew(module)
+        self._count_anew(trainer, module)
 
-    def _count_anew(self, module: L.LightningModule) -> None:
-        self.waited, self.worked = 0.0, 0.0
-        self.last = time.monotonic()
+    def _count_anew(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.waited_before = trainer.train_dataloader.waited
+        self.trained = 0.0  # seconds, validation not counted
         self.frames, self.real_frames = 0, torch.zeros((), device=module.device)  # read once an epoch
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Batch, batch_idx: int):
-        now = time.monotonic()
-        self.waited, self.last = self.waited + now - self.last, now
         self.frames += batch.inputs.shape[0] * batch.inputs.shape[1]
         self.real_frames += batch.lens.sum()
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs, batch: Batch, batch_idx: int):
-        now = time.monotonic()
-        self.worked, self.last = self.worked + now - self.last, now
+        self.trained = time.monotonic() - self.started
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         took, left = self.took_and_left(trainer)
@@ -78,7 +75,8 @@ class EpochLine(EpochTimer):
         shown = [text.format(metrics[name]) for name, text in formats.items() if name in metrics]
         speed = self.sound_seconds / took
         padding = 100 * (1 - float(self.real_frames) / max(1, self.frames))
-        waiting = 100 * self.waited / max(1e-9, self.waited + self.worked)
+        waited = trainer.train_dataloader.waited - self.waited_before
+        waiting = 100 * waited / max(1e-9, self.trained)
         module.log_dict({"train/sound_a_second": speed, "train/padding": padding, "train/waiting": waiting})
         epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
         cost = f"{padding:.1f} % padding, {waiting:.1f} % waiting for data, {left:.1f} min left"

@@ -15,7 +15,6 @@ from lhotse import CutSet, MonoCut
 from lhotse.dataset import SimpleCutSampler
 from lhotse.dataset.sampling.base import CutSampler
 from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
-from torch.utils.data import DataLoader
 
 from asr.audio.features import FeatureConfig, FrontEnd
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
@@ -25,7 +24,7 @@ from asr.model.encoder import Encoder
 from asr.model.speech_model import SpeechModel
 from asr.text.normalizer import get_normalizer
 from asr.text.tokenizer import Tokenizer
-from asr.training.batches import Bucket, BucketSampler, SpeechDataset, make_buckets
+from asr.training.batches import Bucket, BucketSampler, SpeechDataset, TimedLoader, make_buckets
 from asr.training.conditions import Conditions
 from asr.training.config import DataConfig, SoundConfig
 from asr.training.resuming import Resumable, ResumableData
@@ -107,7 +106,7 @@ class SoundData(ResumableData):
         """What all but a hundredth of the training set's utterances are not longer than."""
         return round(float(np.quantile([cut.duration for cut in self.train_cuts], 0.99)), 2)
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> TimedLoader:
         batches = self.resumable(self._train_sampler(), self.seed)
         return self._loader(batches, self.config.speeds, self.buckets, self.conditions)
 
@@ -139,17 +138,17 @@ class SoundData(ResumableData):
     def _dev_limit(self) -> float:
         return max(self.batch_seconds, *self._heard(self.dev_cuts))
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> TimedLoader:
         buckets = make_buckets(self._heard(self.dev_cuts), self._dev_limit)
         return self._loader(Resumable(self._dev_sampler()), [1.0], buckets)
 
     def _loader(
         self, batches: Resumable, speeds: list[float], buckets: list[Bucket], conditions: Conditions | None = None
-    ) -> DataLoader:
+    ) -> TimedLoader:
         workers = self.config.workers
         if workers < 0:  # the processes of a machine share its cores
             workers = min(8, max(1, _cores() // self.trainer.num_devices - 1))
-        return DataLoader(
+        return TimedLoader(
             SpeechDataset(self.tokenizer, speeds, buckets, self.longest, conditions),
             sampler=batches,
             batch_size=None,

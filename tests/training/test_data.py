@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import torch
 
 from asr.corpus import open_corpus
 from asr.corpus.shards import write_shards
-from asr.training.batches import LABELS, Bucket, EpochOrder, make_buckets
+from asr.training.batches import LABELS, Bucket, EpochOrder, TimedLoader, make_buckets
 from asr.training.building import build_model, build_tokenizer
 from asr.training.conditions import Conditions
 from asr.training.config import DataConfig, SoundConfig
@@ -189,3 +190,18 @@ def test_what_the_normaliser_rewrites_unasked_is_said(tmp_path, caplog):
     for normalizer in ("english", "neutral"):
         SpeechData(DataConfig(**corpus, normalizer=normalizer), seed=1)
     assert "rewrites" not in caplog.text
+
+
+def test_a_loader_counts_the_time_for_which_it_is_waited_and_no_other():
+    class Slow(torch.utils.data.Dataset):
+        def __getitem__(self, i: int) -> int:
+            time.sleep(0.02)
+            return i
+
+    loader = TimedLoader(Slow(), sampler=range(5), batch_size=None)
+    began = time.monotonic()
+    for epoch in (1, 2):
+        for i, batch in enumerate(loader):
+            assert batch == i
+            time.sleep(0.03)
+        assert epoch * 0.1 <= loader.waited <= time.monotonic() - began - epoch * 0.15

@@ -49,9 +49,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("subsampler", ["conv2d", "conv1d", "linear"])
-def test_lengths_are_known_before_the_forward_pass(tiny_config, subsampler, device):
-    model = Transformer(replace(tiny_config, subsampler=subsampler)).to(device)
+@pytest.mark.parametrize(("subsampler", "by"), [("conv2d", 4), ("conv2d", 8), ("conv1d", 2), ("linear", 1)])
+def test_lengths_are_known_before_the_forward_pass(tiny_config, subsampler, by, device):
+    model = Transformer(replace(tiny_config, subsampler=subsampler, subsampling=by)).to(device)
     X_lens, Y_lens = torch.tensor([200, 121], device=device), torch.tensor([3, 7], device=device)
     lens = lens_for_ctc(model, X_lens, Y_lens)
     out = model(torch.randn(2, 200, tiny_config.input_dim, device=device), X_lens, Y_lens.new_ones(2, 7), Y_lens)
