@@ -70,8 +70,8 @@ def ours(config: ModelConfig, compiled: bool = False):
     config = LossConfig(ctc_weight=0.3, intermediate_ctc=0)
 
     def loss(X, X_lens, Y, Y_lens):
-        lens = lens_for_ctc(model, X_lens, Y_lens)
-        return joint_loss(model(X, X_lens, Y, Y_lens), Y, Y_lens, config, lens=lens).total
+        take_lens = lens_for_ctc(model, X_lens, Y_lens)
+        return joint_loss(model(X, X_lens, Y, Y_lens), Y, Y_lens, config, take_lens=take_lens).total
 
     return model, loss
 

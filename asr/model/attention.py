@@ -11,7 +11,7 @@ from asr.model.cache import StepPosition
 from asr.model.config import ModelConfig
 from asr.model.dot_product import attention_weights, scaled_dot_product_attention
 from asr.model.dropout import Dropout
-from asr.model.flash_attention import fits, flash_attention
+from asr.model.flash_attention import Ends, fits, flash_attention
 from asr.model.local_attention import local_attention
 from asr.model.masks import causal_mask, either, window_mask
 from asr.model.positions import rotate
@@ -60,15 +60,15 @@ class MultiHeadAttention(nn.Module):
         key_value: Tensor | None = None,
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
-        key_ends: Tensor | None = None,
+        ends: Ends | None = None,
     ) -> Tensor:
         """`query (B, L_q, D)` attends to `key_value (B, L_k, D)`, or to itself (None) -> `(B, L_q, D)`; `mask` as in
-        `attention_weights`, and `key_ends`, where it hides the padding alone, as in `flash_attention`.
+        `attention_weights`, and `ends`, where it hides the padding alone, as in `sequence_ends`.
 
         Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
         if key_value is None:
-            return self._weigh(*self._project_all(query), mask, weights, key_ends, self.causal)
-        return self.attend(query, *self.project(key_value), mask=mask, weights=weights, key_ends=key_ends)
+            return self._weigh(*self._project_all(query), mask, weights, ends, self.causal)
+        return self.attend(query, *self.project(key_value), mask=mask, weights=weights, ends=ends)
 
     def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: StepPosition) -> Tensor:
         """Self-attention of the newest position alone: W hypotheses an utterance, `x (B, W, D)`, over the keys and
@@ -90,10 +90,10 @@ class MultiHeadAttention(nn.Module):
         V: Tensor,
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
-        key_ends: Tensor | None = None,
+        ends: Ends | None = None,
     ) -> Tensor:
         """`query (B, L_q, D)` over projected keys and values -> `(B, L_q, D)`."""
-        return self._weigh(self._split(self.query(query)), K, V, mask, weights, key_ends)
+        return self._weigh(self._split(self.query(query)), K, V, mask, weights, ends)
 
     def _project_all(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of self-attention `(B, H, L, d)`; `positions (L,)` as in `rotate`."""
@@ -108,7 +108,7 @@ class MultiHeadAttention(nn.Module):
         V: Tensor,
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
-        key_ends: Tensor | None = None,
+        ends: Ends | None = None,
         causal: bool = False,
     ) -> Tensor:
         """The output layer over the values that queries find by their keys, all of them `(B, H, L, d)`."""
@@ -121,8 +121,8 @@ class MultiHeadAttention(nn.Module):
             heads = self.dropout(weights[-1]) @ V
         elif self.window:
             heads = local_attention(Q, K, V, *self.window, mask=mask, dropout=self.dropout)
-        elif key_ends is not None and not causal and fits(Q, V):
-            heads = flash_attention(Q, K, V, key_ends, self.dropout)
+        elif ends is not None and not causal and fits(Q, V):
+            heads = flash_attention(Q, K, V, ends, self.dropout)
         else:
             heads = scaled_dot_product_attention(Q, K, V, mask, self.dropout, causal)
         return self.output(heads.transpose(1, 2).flatten(2))

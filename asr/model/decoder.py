@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from asr.model.cache import AttentionCache
 from asr.model.config import ModelConfig
-from asr.model.flash_attention import key_ends
+from asr.model.flash_attention import sequence_ends
 from asr.model.layers import TransformerDecoderLayer, start_near_identity, to_autocast_dtype
 from asr.model.masks import additive_mask, length_mask
 from asr.model.positions import Positions
@@ -93,7 +93,8 @@ class Decoder(TokenStack):
 
         `weights` collects each layer's attention to the memory `(B, H, T', M)`."""
         memory, size = to_autocast_dtype(memory), memory.shape[1]
-        memory_mask, ends = length_mask(memory_lens, size), key_ends(memory_lens, size)
+        memory_mask = length_mask(memory_lens, size)
+        ends = sequence_ends(memory_lens, size, Y_in.shape[1])
         x = self.embed(Y_in)
         for layer in self.layers:
             x = layer(x, memory, memory_mask, weights, ends)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from asr.audio.features import FeatureConfig
 from asr.model.config import ModelConfig
-from asr.model.flash_attention import key_ends
+from asr.model.flash_attention import sequence_ends
 from asr.model.layers import ConformerEncoderLayer, TransformerEncoderLayer, start_near_identity
 from asr.model.masks import length_mask
 from asr.model.positions import Positions
@@ -40,7 +40,8 @@ class Encoder(nn.Module):
         """Memory `(B, M, D)` and its lengths. `weights` collects each layer's self-attention `(B, H, M, M)`, `outputs`
         what each layer gives, before the norm that ends the stack, `(B, M, D)`."""
         x, lens = self.subsampling(X.to(self.subsampling.dtype), X_lens)
-        mask, ends = length_mask(lens, x.shape[1]), key_ends(lens, x.shape[1])
+        size = x.shape[1]
+        mask, ends = length_mask(lens, size), sequence_ends(lens, size, size)
         x = self.positions(x)
         for layer in self.layers:
             x = layer(x, mask, weights, ends)

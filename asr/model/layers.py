@@ -11,6 +11,7 @@ from asr.model.attention import MultiHeadAttention
 from asr.model.cache import StepPosition
 from asr.model.config import ModelConfig
 from asr.model.dropout import Dropout
+from asr.model.flash_attention import Ends
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
 
@@ -69,10 +70,10 @@ class TransformerEncoderLayer(nn.Module):
         x: Tensor,
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
-        ends: Tensor | None = None,
+        ends: Ends | None = None,
     ) -> Tensor:
-        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `ends` as in `flash_attention.key_ends` -> `(B, L, D)`."""
-        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, key_ends=ends))
+        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `ends` as in `sequence_ends` -> `(B, L, D)`."""
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, ends=ends))
         return self.ffn_residual(x, self.ffn)
 
     def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: StepPosition) -> Tensor:
@@ -138,11 +139,11 @@ class ConformerEncoderLayer(nn.Module):
         x: Tensor,
         mask: Tensor | None,
         weights: list[Tensor] | None = None,
-        ends: Tensor | None = None,
+        ends: Ends | None = None,
     ) -> Tensor:
-        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `ends` as in `flash_attention.key_ends` -> `(B, L, D)`."""
+        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `ends` as in `sequence_ends` -> `(B, L, D)`."""
         x = self.first_ffn_residual(x, self.first_ffn)
-        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, key_ends=ends))
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, ends=ends))
         x = self.convolution_residual(x, lambda y: self.convolution(y, mask))
         return self.norm(self.ffn_residual(x, self.ffn))
 
@@ -165,14 +166,12 @@ class TransformerDecoderLayer(nn.Module):
         memory: Tensor,
         memory_mask: Tensor | None,
         weights: list[Tensor] | None = None,
-        memory_ends: Tensor | None = None,
+        ends: Ends | None = None,
     ) -> Tensor:
         """`x (B, T', D)`, each position of which sees those up to itself, `memory (B, M, D)` under
-        `memory_mask (B, 1, 1, M)`, `memory_ends` as in `flash_attention.key_ends`."""
+        `memory_mask (B, 1, 1, M)`, `ends` as in `sequence_ends`."""
         x = self.self_attention_residual(x, self.self_attention)
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention(y, memory, memory_mask, weights, memory_ends)
-        )
+        x = self.cross_attention_residual(x, lambda y: self.cross_attention(y, memory, memory_mask, weights, ends))
         return self.ffn_residual(x, self.ffn)
 
     def step(

@@ -151,14 +151,15 @@ class TimedLoader(DataLoader):
     waited = 0.0  # seconds
 
     def __iter__(self) -> Iterator[Batch]:
-        batches, end = super().__iter__(), object()
+        asked, end = time.monotonic(), object()
+        batches = super().__iter__()  # which starts the workers, and draws their first batches
         while True:
-            asked = time.monotonic()
             batch = next(batches, end)
             self.waited += time.monotonic() - asked
             if batch is end:
                 return
             yield batch
+            asked = time.monotonic()
 
 
 def _rounded(labels: list[Tensor]) -> int:

@@ -42,8 +42,8 @@ def lens_for_ctc(transformer: Transformer, X_lens: Tensor, Y_lens: Tensor) -> Ca
     lens = torch.stack([transformer.encoder.subsampling.output_lens(X_lens), Y_lens])
     if not lens.is_cuda:
         return lens.cpu
-    copy, copied = lens.to("cpu", non_blocking=True), torch.cuda.Event()
-    copied.record()
+    copy = lens.to("cpu", non_blocking=True)
+    copied = torch.cuda.current_stream(lens.device).record_event()
 
     def take() -> Tensor:
         copied.synchronize()
@@ -59,13 +59,13 @@ def joint_loss(
     config: LossConfig,
     tokens: Tensor | None = None,
     eos: int = EOS,
-    lens: Callable[[], Tensor] | None = None,
+    take_lens: Callable[[], Tensor] | None = None,
 ) -> Losses:
     """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by `tokens`; the
     latter alone for a model without a CTC head.
 
     `tokens` None: this batch's count. Processes that average their gradients pass the mean of their counts, so that
-    every token weighs the same. `lens` are of `lens_for_ctc`; None: the forward pass is waited for. Where there are
+    every token weighs the same. `take_lens` is of `lens_for_ctc`; None: the forward pass is waited for. Where there are
     intermediate predictions, their mean loss is `intermediate_weight` of CTC's part. With `consistency` the second half
     of the batch is the first, seen otherwise."""
     tokens = output.lens.sum() if tokens is None else tokens
@@ -75,10 +75,9 @@ def joint_loss(
         return Losses(attention, none, attention.detach(), none, none)
     # all layers in one call: each row of a batch is a block of its own on a GPU
     n = len(output.every_ctc)
-    of_each = (lens() if lens else torch.stack([output.memory_lens, Y_lens]).cpu()).repeat(1, n)
-    each = (
-        ctc_losses(output.every_ctc.flatten(0, 1), Y.repeat(n, 1), *of_each).unflatten(0, (n, -1)).sum(dim=1) / tokens
-    )
+    lens = (take_lens() if take_lens else torch.stack([output.memory_lens, Y_lens]).cpu()).repeat(1, n)
+    of_rows = ctc_losses(output.every_ctc.flatten(0, 1), Y.repeat(n, 1), *lens)
+    each = of_rows.unflatten(0, (n, -1)).sum(dim=1) / tokens
     ctc = of_ctc = each[0]
     if n > 1:
         w = config.intermediate_weight

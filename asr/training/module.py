@@ -60,10 +60,10 @@ class SpeechTraining(Training):
         if takes != "text":
             X = self.spec_augment(X, X_lens)
         transformer = self.model.transformer
-        lens = lens_for_ctc(transformer, X_lens, Y_lens)
+        take_lens = lens_for_ctc(transformer, X_lens, Y_lens) if transformer.ctc else None
         output = transformer(X, X_lens, Y, Y_lens, loss.intermediate_ctc)
         tokens = output.lens.sum() if tokens is None else tokens
-        losses = joint_loss(output, Y, Y_lens, loss, tokens, transformer.config.eos, lens)
+        losses = joint_loss(output, Y, Y_lens, loss, tokens, transformer.config.eos, take_lens)
         if not loss.mwer:
             return losses
         errors = expected_word_errors(self.model, output, Y, Y_lens, loss.nbest) / tokens
