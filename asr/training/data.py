@@ -31,6 +31,8 @@ from asr.training.resuming import Resumable, ResumableData
 
 logger = logging.getLogger(__name__)
 
+GIVE_WAY = 10  # by so much workers are nicer than the process that trains
+
 
 class SoundData(ResumableData):
     """The corpora of a training, checked and batched; nobody asks for their transcripts."""
@@ -153,7 +155,7 @@ class SoundData(ResumableData):
             sampler=batches,
             batch_size=None,
             num_workers=workers,
-            worker_init_fn=_outlive_signals,
+            worker_init_fn=_begin_reading,
             # a worker forked anew each epoch would share the trainer's pages, each of which is then copied when written
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
@@ -233,10 +235,13 @@ class SpeechData(SoundData):
         return f"{frames} encoder frames{speed} are too few for {len(labels)} labels{blanks}"
 
 
-def _outlive_signals(_: int) -> None:
-    """Of a worker: where all processes of a job are told to end, the one that trains saves first, and ends its own."""
+def _begin_reading(_: int) -> None:
+    """Of a worker: where all processes of a job are told to end, the one that trains saves first, and ends its own. And
+    it gives way to that one: each operation of a CPU's threads lasts as long as the one that was kept waiting."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(GIVE_WAY)
 
 
 def _cores() -> int:

@@ -15,7 +15,7 @@ from asr.training.batches import LABELS, Bucket, EpochOrder, TimedLoader, make_b
 from asr.training.building import build_model, build_tokenizer
 from asr.training.conditions import Conditions
 from asr.training.config import DataConfig, SoundConfig
-from asr.training.data import SpeechData, memory_length
+from asr.training.data import GIVE_WAY, SpeechData, memory_length
 from asr.training.resuming import Resumable
 from asr.training.run import train
 from tests.training.tones import options, write_corpus
@@ -167,7 +167,7 @@ def test_transcripts_that_the_tokenizer_cannot_write_are_counted(corpus, tmp_pat
     assert "1 transcripts have characters that the tokenizer cannot write, as in 's\u00fc\u00df'" in caplog.text
 
 
-def test_workers_read_on_where_all_processes_are_told_to_end(corpus, tmp_path):
+def test_workers_give_way_to_training_and_read_on_where_all_processes_are_told_to_end(corpus, tmp_path):
     config = options(corpus, tmp_path, "data.workers=1", "data.batch_seconds=5", "data.max_seconds=5")
     data = SpeechData(config.data, 1)
     data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
@@ -175,7 +175,9 @@ def test_workers_read_on_where_all_processes_are_told_to_end(corpus, tmp_path):
     loader = data._loader(sampler, [1.0], data.buckets)
     batches = iter(loader)
     first = next(batches)
-    os.kill(loader._iterator._workers[0].pid, signal.SIGTERM)
+    worker = loader._iterator._workers[0].pid
+    assert os.getpriority(os.PRIO_PROCESS, worker) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + GIVE_WAY)
+    os.kill(worker, signal.SIGTERM)
     assert len(first.lens) + sum(len(batch.lens) for batch in batches) == len(data.train_cuts)
 
 
