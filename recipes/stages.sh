@@ -3,9 +3,12 @@
 # the recipe's own flags say.
 
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1} # huge pages: a tenth of a training's time on a CPU
-if [ -z "${LD_PRELOAD:-}" ] && tcmalloc=$(ldconfig -p 2> /dev/null | grep -om1 '/.*libtcmalloc_minimal\.so\.4'); then
-  export LD_PRELOAD=$tcmalloc # finds blocks more quickly where a heap has holes of many sizes: a seventh more
+tcmalloc=$(ldconfig -p 2> /dev/null | sed -n 's|.* => \(/.*/libtcmalloc_minimal\.so\.4\)$|\1|p') || tcmalloc=''
+if [ -z "${LD_PRELOAD:-}" ] && [ -n "$tcmalloc" ]; then
+  export LD_PRELOAD=${tcmalloc%%$'\n'*} # finds blocks more quickly where a heap has holes of many sizes: a seventh more
 fi
+
+shopt -s nullglob extglob
 
 # parse "FLAG..." DEFAULT_OUT LAST_STAGE ARGUMENT...: --FLAG VALUE goes into the variable of that name, and of --out,
 # --stage and --stop-stage; option=value into `options`
@@ -52,13 +55,14 @@ begin() {
     echo "Stage $1: $2: done before (--stage $1 does it again)"
     return 1
   fi
-  current=$1
-  mkdir -p "$out/.done" "$out/.stale" "$out/.trained"
+  mkdir -p "$out/.done" "$out/.stale" "$out/.trained" || wrong "--out '$out' cannot be written to"
   if [ -z "${locked:-}" ] && command -v flock > /dev/null; then # its commands hold the lock, too, should they outlive it
-    exec 9> "$out/.lock"
-    flock -n 9 || wrong "another run is at work in $out"
-    locked=yes
+    exec 9> "$out/.lock" || wrong "--out '$out' cannot be written to"
+    locked=0
+    flock -n 9 || locked=$? # others than 1 are of a file system that has no locks
+    [ "$locked" != 1 ] || wrong "another run is at work in $out"
   fi
+  current=$1
   if [ -e "$out/.done/$1" ] || [ -e "$out/.stale/$1" ]; then
     if [ -e "$out/.trained/$1" ]; then
       while read -r folder; do # with what was chosen for the model that goes
@@ -83,6 +87,28 @@ finish() {
   current=''
 }
 
+# corpora PART...: those of $speech that are named *.PART, folders, tars, manifests or cuts, in `found`; some of each PART
+corpora() {
+  local part those
+  found=()
+  for part in "$@"; do
+    those=("$speech"/*."$part"{,.tar,.jsonl,.jsonl.gz})
+    [ ${#those[@]} -gt 0 ] || wrong "--speech '$speech' holds no corpus *.$part (a folder, .tar, .jsonl or .jsonl.gz)"
+    found+=("${those[@]}")
+  done
+}
+
+# prepare CORPUS...: each as $cuts/NAME.jsonl.gz, decoded once
+prepare() {
+  local each name
+  for each in "$@"; do
+    name=$(basename "${each%.gz}")
+    name=${name%.jsonl}
+    name=${name%.tar}
+    python -m asr.corpus prepare "$each" --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
+  done
+}
+
 # quoted PATH: as Hydra reads it, whatever is in it
 quoted() {
   echo "'${1//\'/\\\'}'"
@@ -90,9 +116,13 @@ quoted() {
 
 # run COMMAND FOLDER OPTION...: a training in FOLDER, $out or below it; goes on where it was interrupted
 run() {
-  local resume=false
-  [ ! -e "$2/checkpoints/last.ckpt" ] || resume=true
-  echo "${2#"$out"}" >> "$out/.trained/$current" # within $out, which may be copied or moved
+  local resume=false folder=${2#"$out"} # within $out, which may be copied or moved
+  if [ -e "$2/checkpoints/last.ckpt" ]; then
+    resume=true
+  elif grep -qsxF -- "$folder" "$out/.trained/$current"; then
+    rm -rf "$2/checkpoints" # it ended before it could go on
+  fi
+  echo "$folder" >> "$out/.trained/$current"
   python -m "$1" "${@:3}" "out=$(quoted "$2")" "resume=$resume"
 }
 

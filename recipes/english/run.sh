@@ -4,30 +4,26 @@
 # it all; from there more of them, each with splices of its own, and the mean of the weights of all.
 #   recipes/english/run.sh --speech DIR [--text FILE] [--quick N] [--kokoro DIR] [--more N] [--out exp/english]
 #                          [--stage 1] [--stop-stage 9] [option=value ...]
-# --speech holds *.train.tar, *.dev.tar and perhaps *.test.tar (a manifest.jsonl and its audio in each); --text is for a
-# language model, beside the transcripts, a sentence a line (.xz, .gz or plain). Of its sentences hibari and flite speak N
-# for the training, and Kokoro 8,000, where DIR holds kokoro.onnx and voices/ (recipes/synthesis says where to get all
-# three). --more: how many trainings go on from the second, one after another (none).
+# --speech holds corpora of any form, by their names *.train, *.dev and perhaps *.test: folders (or links to them), tars
+# with a manifest.jsonl and its audio (*.train.tar), manifests or cuts (.jsonl, .jsonl.gz). --text is for a language model,
+# beside the transcripts, a sentence a line (.xz, .gz or plain). Of its sentences hibari and flite speak N for the training,
+# and Kokoro 8,000, where DIR holds kokoro.onnx and voices/ (recipes/synthesis says where to get all three). --more: how
+# many trainings go on from the second, one after another (none).
 # Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
 speech='' text='' kokoro='' quick='' more=0
 parse "speech text kokoro quick more" exp/english 9 "$@"
-shopt -s nullglob extglob
 [ -z "$kokoro$quick" ] || [ -n "$text" ] || wrong "--kokoro and --quick speak sentences of --text FILE, which is missing"
 [ -z "$text" ] || [ -f "$text" ] || wrong "--text '$text' is no file"
 [[ $more =~ ^[0-9]+$ ]] || wrong "--more is a number of trainings"
 
 if begin 1 cuts; then
-  for part in train dev; do
-    compgen -G "$speech/*.$part.tar" > /dev/null || wrong "--speech '$speech' holds no *.$part.tar"
-  done
+  corpora train dev
+  found+=("$speech"/*.test{,.tar,.jsonl,.jsonl.gz})
   rm -rf "$cuts"/{*.jsonl.gz,wav} # of other speech, perhaps
-  for tar in "$speech"/*.tar; do
-    name=$(basename "$tar" .tar)
-    python -m asr.corpus prepare "$tar" --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
-  done
+  prepare "${found[@]}"
   for dev in "$cuts"/*.dev.jsonl.gz; do # a few utterances of each tell the checkpoints apart, and choose the decoding
     python -m asr.corpus sample "$dev" --utterances 75 --out "${dev/%.dev.jsonl.gz/.some.jsonl.gz}"
   done
@@ -64,6 +60,7 @@ if begin 5 "training on, distorted (conf/experiment/english_distorted.yaml says 
   finish
 fi
 
+[ "$more" = "$(cat "$out/.more" 2> /dev/null)" ] || rm -f "$out/.done/6" # those that there are stay
 if begin 6 "$more trainings more (conf/experiment/english_more.yaml says how long), and the mean of all"; then
   models=("$out/second/model")
   for ((i = 1; i <= more; i++)); do
@@ -76,6 +73,7 @@ if begin 6 "$more trainings more (conf/experiment/english_more.yaml says how lon
   done
   rm -rf "$out/model" # with how another one decodes
   python -m asr.average "${models[@]}" --out "$out/model" --dtype int8
+  echo "$more" > "$out/.more"
   finish
 fi
 

@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
 # Learning without transcripts: an encoder is trained on the sound of all training corpora, a recogniser begins from it
 # with one hour of transcribed speech, and another begins with nothing, with as many steps.
-#   recipes/pretrain/run.sh --speech DIR [--out exp/pretrain] [--stage 1] [--stop-stage 5] [option=value ...]
-# DIR holds *.train.tar, librispeech-train-clean-5.train.tar and librispeech-dev-clean-half.dev.tar among them (a
-# manifest.jsonl and its audio in each). Options that asr.pretrain and asr.train share may follow.
+#   recipes/pretrain/run.sh --speech DIR --labelled CORPUS --dev CORPUS
+#                           [--out exp/pretrain] [--stage 1] [--stop-stage 5] [option=value ...]
+# DIR holds corpora of any form, by their names *.train (as recipes/english/run.sh takes them), whose transcripts nobody
+# reads; those of CORPUS are read, as of LibriSpeech/train-clean-5 and dev-clean-2. Options that asr.pretrain and asr.train
+# share may follow.
 # One core of a server CPU with AMX-BF16: half an hour of pre-training (22 h of sound, 3 epochs), then a good half hour
 # for each of the two recognisers. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
 # shellcheck source=recipes/stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
-speech=''
-parse speech exp/pretrain 5 "$@"
-labelled=librispeech-train-clean-5.train dev=librispeech-dev-clean-half.dev
+speech='' labelled='' dev=''
+parse "speech labelled dev" exp/pretrain 5 "$@"
+[[ -n $labelled && -n $dev ]] || wrong "--labelled and --dev are corpora with transcripts"
 
 if begin 1 "cuts; 286 utterances (1 h) with their transcripts, 100 of dev to choose checkpoints by"; then
-  for tar in "$speech/$labelled.tar" "$speech/$dev.tar"; do
-    [ -f "$tar" ] || wrong "--speech '$speech' holds no $(basename "$tar")"
-  done
+  corpora train
   rm -rf "$cuts"/{*.jsonl.gz,wav} # of other speech, perhaps
-  for tar in "$speech"/*.train.tar "$speech/$dev.tar"; do
-    name=$(basename "$tar" .tar)
-    python -m asr.corpus prepare "$tar" --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
+  prepare "${found[@]}"
+  for each in labelled dev; do
+    python -m asr.corpus prepare "${!each}" --wav "$cuts/wav/$each" --out "$cuts/$each.jsonl.gz"
   done
-  python -m asr.corpus sample "$cuts/$labelled.jsonl.gz" --utterances 286 --out "$cuts/hour.jsonl.gz"
-  python -m asr.corpus sample "$cuts/$dev.jsonl.gz" --utterances 100 --out "$cuts/some.jsonl.gz"
+  python -m asr.corpus sample "$cuts/labelled.jsonl.gz" --utterances 286 --out "$cuts/hour.jsonl.gz"
+  python -m asr.corpus sample "$cuts/dev.jsonl.gz" --utterances 100 --out "$cuts/some.jsonl.gz"
   finish
 fi
 
@@ -60,7 +60,7 @@ if begin 5 WER; then
     echo "| --- | --- | --- |"
     for model in from_encoder from_nothing; do
       for decoding in ctc beam; do
-        errors=$(wer "$cuts/$dev.jsonl.gz" --model "$out/$model/model" --strategy $decoding)
+        errors=$(wer "$cuts/dev.jsonl.gz" --model "$out/$model/model" --strategy $decoding)
         echo "| ${model#from_} | $decoding | $errors |"
       done
     done

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -33,8 +34,15 @@ def write_tar(path: Path, utterances: int) -> None:
 
 
 def test_from_the_corpora_to_the_table(tmp_path, programs):
-    for name, size in (("a.train", 4), ("b.train", 4), ("a.dev", 2), ("b.dev", 2), ("c.test", 2)):
+    for name, size in (("a.train", 4), ("b.train", 4), ("a.dev", 2), ("c.test", 2)):
         write_tar(tmp_path / f"{name}.tar", size)
+    with tarfile.open(tmp_path / "c.test.tar") as tar:  # corpora in other forms
+        tar.extractall(tmp_path, filter="data")
+    (tmp_path / "c.test.tar").unlink()
+    (tmp_path / "manifest.jsonl").rename(tmp_path / "c.test.jsonl")
+    (tmp_path / "b.dev").mkdir()
+    shutil.copy(tmp_path / "0.wav", tmp_path / "b.dev")
+    (tmp_path / "b.dev" / "0.txt").write_text("Yes.")
     (tmp_path / "books.txt").write_text("Yes, yes.\nYes!\n" * 10)
     text = ("--text", tmp_path / "books.txt")
     more = ("--more", "1", *SMALL, "model.encoder_layers=4", "tokenizer.kind=char")

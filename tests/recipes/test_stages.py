@@ -20,22 +20,36 @@ touch "$out/checkpoints/last.ckpt"
 """
 
 
+def stand_in(programs, name: str, script: str) -> None:
+    (programs / name).write_text(script)
+    (programs / name).chmod(0o755)
+
+
 @pytest.fixture
-def recipe(tmp_path):
+def programs(tmp_path):
+    (tmp_path / "programs").mkdir()
+    stand_in(tmp_path / "programs", "python", STAND_IN)
+    return tmp_path / "programs"
+
+
+def trained(tmp_path) -> list[str]:
+    """The last option of each training since this was last asked."""
+    calls = tmp_path / "calls"
+    lines = calls.read_text().splitlines() if calls.exists() else []
+    calls.unlink(missing_ok=True)
+    return [line.split()[-1] for line in lines if line.startswith("-m asr.train ")]
+
+
+@pytest.fixture
+def recipe(tmp_path, programs):
     """Runs the recipe to its second stage, the first training: its exit status and how often and how it trained."""
     (tmp_path / "an4.train.tar").touch()
-    (tmp_path / "programs").mkdir()
-    (tmp_path / "programs" / "python").write_text(STAND_IN)
-    (tmp_path / "programs" / "python").chmod(0o755)
 
     def run(*arguments: str, said: str = "") -> tuple[int, list[str]]:
-        calls = tmp_path / "calls"
-        calls.unlink(missing_ok=True)
         flags = ["--data", tmp_path, "--stop-stage", "2", *arguments]
-        done = run_recipe("an4", *flags, cwd=tmp_path, programs=tmp_path / "programs")
+        done = run_recipe("an4", *flags, cwd=tmp_path, programs=programs)
         assert said in done.stderr
-        lines = calls.read_text().splitlines() if calls.exists() else []
-        return done.returncode, [line.split()[-1] for line in lines if line.startswith("-m asr.train ")]
+        return done.returncode, trained(tmp_path)
 
     return run
 
@@ -51,6 +65,24 @@ def test_a_training_that_was_interrupted_goes_on(recipe, tmp_path):
     (tmp_path / "fail").unlink()
     assert recipe() == (0, ["resume=true"])
     assert recipe() == (0, [])
+
+
+def test_a_training_that_ended_before_it_could_go_on_begins_anew(recipe, tmp_path):
+    (tmp_path / "fail").touch()
+    assert recipe() == (1, ["resume=false"])
+    (tmp_path / "fail").unlink()
+    checkpoints = tmp_path / "exp" / "an4" / "first" / "checkpoints"
+    (checkpoints / "last.ckpt").rename(checkpoints / "000-50.00.ckpt")
+    assert recipe() == (0, ["resume=false"])
+    assert not (checkpoints / "000-50.00.ckpt").exists()
+
+
+def test_checkpoints_of_another_training_are_left_alone(recipe, tmp_path):
+    checkpoints = tmp_path / "exp" / "an4" / "first" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "000-50.00.ckpt").touch()
+    recipe()
+    assert (checkpoints / "000-50.00.ckpt").exists()
 
 
 def test_a_stage_that_is_asked_for_again_trains_anew(recipe):
@@ -112,3 +144,30 @@ def test_another_run_at_work_in_the_folder_is_left_alone(recipe, tmp_path):
         holding.kill()
         holding.wait()
     assert recipe()[0] == 0
+
+
+def test_a_file_system_without_locks_is_no_other_run(recipe, programs):
+    stand_in(programs, "flock", "#!/bin/sh\necho 'flock: 9: Function not implemented' >&2\nexit 71\n")
+    assert recipe() == (0, ["resume=false"])
+
+
+def test_an_out_that_cannot_be_made_is_said(recipe, tmp_path):
+    (tmp_path / "file").touch()
+    assert recipe("--out", "file/exp", said="--out 'file/exp' cannot be written to") == (2, [])
+
+
+def test_more_trainings_are_added_to_those_that_there_are(tmp_path, programs):
+    for part in ("train", "dev"):
+        (tmp_path / "corp [1]").mkdir(exist_ok=True)
+        (tmp_path / "corp [1]" / f"a.{part}.jsonl.gz").touch()
+
+    def run(more: str) -> list[str]:
+        flags = ["--speech", tmp_path / "corp [1]", "--more", more, "--stop-stage", "6"]
+        done = run_recipe("english", *flags, cwd=tmp_path, programs=programs)
+        assert done.returncode == 0, done.stderr
+        return trained(tmp_path)
+
+    assert run("0") == ["resume=false"] * 2
+    assert run("1") == ["resume=false"]
+    assert run("2") == ["resume=true", "resume=false"]
+    assert run("2") == []
