@@ -2,7 +2,7 @@
 
     python -m asr.pretrain 'data.train=[sound/]' 'data.dev=[more-sound/]' out=exp/encoder
     python -m asr.pretrain out=exp/encoder resume=true
-    python -m asr.train init_from=exp/encoder/model 'data.train=[...]' 'data.dev=[...]' out=exp/a
+    python -m asr.train experiment=small init_from=exp/encoder/model 'data.train=[...]' 'data.dev=[...]' out=exp/a
 
 Options are Hydra's: `--cfg job` shows them composed.
 """

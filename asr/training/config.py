@@ -41,7 +41,7 @@ class SoundConfig:
     codec: float = 0.0  # how often an utterance of the training has been through MP3 at 16 to 40 kbit/s: a probability
     batch_seconds: float = 120.0  # of sound on one device at once, padding included; less where many share an update
     global_batch_seconds: float = 120.0  # of sound in one update, over all devices
-    workers: int = -1  # processes that read sound; -1: one for each core but one, 1 to 8; devices share the cores
+    workers: int = -1  # processes that read sound; -1: one for each core, 1 to 8; devices share the cores
 
     def __post_init__(self):
         if not self.train or not self.dev:

@@ -149,7 +149,7 @@ class SoundData(ResumableData):
     ) -> TimedLoader:
         workers = self.config.workers
         if workers < 0:  # the processes of a machine share its cores
-            workers = min(8, max(1, _cores() // self.trainer.num_devices - 1))
+            workers = min(8, max(1, _cores() // self.trainer.num_devices))
         return TimedLoader(
             SpeechDataset(self.tokenizer, speeds, buckets, self.longest, conditions),
             sampler=batches,
