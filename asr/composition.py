@@ -44,6 +44,7 @@ SHAPE = (
 )
 # what models of one kind need not have in common
 VARYING = ("model.safetensors", "bigram.safetensors", "decoding.json", "README.md")
+FOLLOWING = {"model.vocab_size": "tokenizer.vocab_size", "model.input_dim": "features.dim"}  # from other options
 ORIGINS = ("tokenizer", "tokenizer.folder", "init_from", "init_decoder_from")  # folders, which may have moved
 
 
@@ -81,8 +82,12 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
         warnings.filterwarnings("ignore", module="lightning")
         with ends_in_one_line(command):
             composed.out = os.path.expanduser(composed.out)  # as Lightning does
+            typed = HydraConfig.get().overrides.task
+            for name, _ in _typed(typed):
+                if name in FOLLOWING:
+                    raise ValueError(f"{name} follows from the data and {FOLLOWING[name]}")
             if composed.resume:
-                composed = _with_saved_options(composed, schema, HydraConfig.get().overrides.task)
+                composed = _with_saved_options(composed, schema, typed)
             config = build_config(composed)
             Path(config.out).mkdir(parents=True, exist_ok=True)
             if not rank_zero_only.rank and not (Path(config.out) / "checkpoints" / "last.ckpt").exists():
@@ -100,7 +105,12 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
     except (HydraException, ValueError) as error:  # what was typed could not be composed
         if unknown := re.match(r"Could not override '(.+?)'", str(error)):
             fail(command, _no_such_option(unknown[1], schema))
-        typed = f"{error.override}: " if isinstance(error, OverrideParseException) else ""
+        if isinstance(error, OverrideParseException):
+            quotes = (
+                "with other characters than letters, digits and /-_. a value wants quotes of its own, \"out='a=b'\""
+            )
+            fail(command, f"{error.override}: not NAME=VALUE as Hydra reads it ({quotes})")
+        typed = ""
         cause = error.__cause__
         if not isinstance(error, HydraException):  # which names no option
             typed = f"{' '.join(sys.argv[1:])}: "
@@ -118,6 +128,8 @@ def _no_such_option(name: str, schema: type) -> str:
             if is_dataclass(kind):
                 yield from names(kind, f"{above}{key}.")
 
+    if is_dataclass(get_type_hints(schema).get(name)):
+        return f"{name}: takes no preset here; {name}.NAME=... sets an option of it"
     known = [*names(schema), *(["experiment"] if schema is TrainConfig else [])]
     group, dot, last = name.rpartition(".")
     beside = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == group]
@@ -146,7 +158,7 @@ def ends_in_one_line(command: str) -> Iterator[None]:
 
 def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]) -> DictConfig:
     """The options of the last checkpoint in `composed.out` (where there is none, those that the training was started
-    with), and over them what was `typed` this time.
+    with), and over them what was `typed` this time. A shape that was typed at the start, too, is that which it became.
 
     Raises ValueError where no training is there to resume, or what was typed gives the model another shape or is
     another experiment."""
@@ -157,7 +169,7 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
     if "model" in names:  # a preset
         names |= {f"model.{field}": None for field in composed.model if field not in ("dropout", *OF_THE_REST)}
     options = OmegaConf.load(saved)
-    experiment = options.pop("experiment", None)
+    experiment, started = options.pop("experiment", None), options
     if last.is_file():
         from asr.training.resuming import read_checkpoint  # heavy: what is not resumed does not wait for it here
 
@@ -175,6 +187,8 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
         if name in ("model", "experiment"):
             continue
         before, now = OmegaConf.select(resumed, name), OmegaConf.select(composed, name)
+        if name.startswith(SHAPE) and now == OmegaConf.select(started, name):
+            continue
         if name in ORIGINS and isinstance(now, str):
             changed = not _alike(before, now)
         else:
@@ -182,6 +196,7 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
         if changed:
             raise ValueError(f"resume=true: {name} is {before} in the training that is to be resumed, not {now}")
         OmegaConf.update(resumed, name, now)
+    resumed.out = composed.out  # a folder may have been moved, or copied
     return resumed
 
 

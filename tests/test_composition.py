@@ -43,7 +43,10 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
         ("data.train=x.jsonl", "data.train=x.jsonl ("),
         ("experiment=nope", "experiment/nope"),
         ("model=huge", "model/huge"),
-        ("epochs=[", "epochs=["),
+        ("epochs=[", "epochs=[: not NAME=VALUE as Hydra reads it (with other characters"),
+        ("data.train=[é.jsonl]", "data.train=[é.jsonl]: not NAME=VALUE"),
+        ("model.vocab_size=300", "model.vocab_size follows from the data and tokenizer.vocab_size"),
+        ("validation.lm_weight=0.5", "validation.lm_weight: "),
         ("precision=bf16-true", "precision: 'bf16-true' is not one of auto, 32-true"),
         ("strategy=deepspeed", "strategy: 'deepspeed' is not one of auto, ddp, fsdp"),
         ("optimizer.betas=[0.9]", "optimizer.betas are two"),
@@ -55,6 +58,13 @@ def test_a_mistyped_option_is_one_line_and_code_two(tmp_path, typed, named):
     assert done.returncode == 2 and not (tmp_path / "exp").exists()
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith("asr.train: ") and named in line
+
+
+def test_a_preset_where_there_are_none_is_said(tmp_path):
+    done = call("asr.train_lm", f"out={tmp_path / 'exp'}", "model=tiny")
+    assert done.stderr.decode().strip() == (
+        "asr.train_lm: model: takes no preset here; model.NAME=... sets an option of it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,6 +161,22 @@ def test_a_training_is_not_resumed_with_another_model(corpus, tmp_path):
         assert done.stderr.decode().strip() == (
             f"asr.train: resume=true: model.d_model is 32 in the training that is to be resumed, not {width}"
         )
+
+
+def test_the_command_that_began_it_goes_on_although_the_model_took_another_shape(corpus, tmp_path):
+    origin, _ = train(options(corpus, tmp_path / "origin", "epochs=1"))
+    began = [f"init_from={origin}", "add_layers=1", "model.d_model=64", "features.normalization=utterance"]
+    OmegaConf.save(options(corpus, tmp_path, *began), tmp_path / OPTIONS)
+    train(options(corpus, tmp_path, *began, "epochs=1"))
+    config = resumed(tmp_path, *began, "epochs=2", "resume=true")
+    assert (config.model.d_model, config.model.encoder_layers, config.epochs) == (32, 3, 2)
+    with pytest.raises(ValueError, match="resume=true: model.d_model is 32 in the training"):
+        resumed(tmp_path, *began[:2], "model.d_model=96", "resume=true")
+
+
+def test_a_training_whose_folder_was_moved_goes_on_where_it_is(corpus, tmp_path):
+    OmegaConf.save(options(corpus, tmp_path / "before"), tmp_path / OPTIONS)
+    assert resumed(tmp_path, "resume=true").out == str(tmp_path)
 
 
 @pytest.mark.parametrize(

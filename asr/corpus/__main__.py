@@ -21,15 +21,14 @@ from pathlib import Path
 
 import numpy as np
 from lhotse import CutSet, MonoCut
-from lhotse.utils import fastcopy
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
 from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs, say
 from asr.corpus import segmenting, splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
-from asr.corpus.shards import PLACE, write_shards
-from asr.corpus.utterances import Utterance, input_kind, iterate, make_cuts, writable, write_cuts
+from asr.corpus.shards import write_shards
+from asr.corpus.utterances import Utterance, input_kind, iterate, make_cuts, of_file, writable, write_cuts
 
 
 def download(args: argparse.Namespace) -> None:
@@ -72,8 +71,7 @@ def _copies(cuts: CutSet, folder: Path, written: list[Path]) -> Iterator[MonoCut
     for cut, sound in iterate(cuts):
         written.append(_wav(cut.id, folder))
         copy = _as_wav(cut.id, sound, "", None, folder)
-        custom = {key: value for key, value in (cut.custom or {}).items() if key not in PLACE} or None
-        yield fastcopy(cut, start=0.0, duration=copy.duration, recording=copy.recording, custom=custom)
+        yield of_file(cut, copy.recording)
 
 
 def _as_wav(name: str, sound: np.ndarray, text: str, speaker: str | None, folder: Path) -> MonoCut:
@@ -108,17 +106,16 @@ def split(args: argparse.Namespace) -> None:
     if args.speakers < 1:
         raise ValueError(f"--speakers must be at least 1, not {args.speakers}")
     cuts = open_corpus(args.corpus)
-    speakers = sorted({cut.supervisions[0].speaker or "" for cut in cuts})
-    if speakers == [""]:
+    speakers = sorted({speaker for cut in cuts if (speaker := cut.supervisions[0].speaker)})
+    if not speakers:
         raise ValueError(f"{', '.join(args.corpus)}: no speaker is known; sample --rest splits utterances at random")
     if len(speakers) <= args.speakers:
         raise ValueError(f"{', '.join(args.corpus)}: {len(speakers)} speakers; {args.speakers} cannot be split off")
     chosen = set(random.Random(args.seed).sample(speakers, args.speakers))
-    for path, inside in ((args.out, True), (args.rest, False)):
-        part = cuts.filter(
-            lambda cut, inside=inside: ((cut.supervisions[0].speaker or "") in chosen) == inside
-        ).to_eager()
-        _write(part, path)
+    for path, inside in ((args.out, True), (args.rest, False)):  # those of nobody known among the rest
+        _write(
+            cuts.filter(lambda cut, inside=inside: (cut.supervisions[0].speaker in chosen) == inside).to_eager(), path
+        )
 
 
 def splice(args: argparse.Namespace) -> None:

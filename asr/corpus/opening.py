@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -40,6 +42,12 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
         if not path.is_file():
             raise ValueError(f"{path}: no such file")
         with named(path):
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                first = file.readline()
+            if not first.strip():
+                raise ValueError("there is no cut in it")
+            if "audio_filepath" in json.loads(first):
+                raise ValueError("these are no cuts: a manifest is .jsonl, not packed")
             cuts = CutSet.from_file(path).to_eager()
         return _single(cuts, path, transcribed)
     return make_cuts(_utterances(path, transcribed), str(path))

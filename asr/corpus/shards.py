@@ -23,10 +23,9 @@ from lhotse.shar import JsonlShardWriter, TarWriter
 from lhotse.utils import fastcopy
 
 from asr.audio.reading import SAMPLE_RATE, within_range
-from asr.corpus.utterances import fetch, input_kind, iterate, writable
+from asr.corpus.utterances import PLACE, fetch, input_kind, iterate, of_file, writable
 
 INDEX, SHARDS = "index.jsonl.gz", "shar"
-PLACE = ("tar_offset", "tar_size", "shard")
 
 
 def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
@@ -49,10 +48,9 @@ def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
             flac, duration = io.BytesIO(), len(samples) / SAMPLE_RATE
             soundfile.write(flac, within_range(samples), SAMPLE_RATE, format="FLAC")
             recording = Recording(cut.id, [AudioSource("shar", [0], "")], SAMPLE_RATE, len(samples), duration)
-            custom = {key: value for key, value in (cut.custom or {}).items() if key not in PLACE} or None
             tars.write(f"{cut.id}.flac", flac)
             tars.write(f"{cut.id}.json", io.BytesIO(json.dumps(recording.to_dict()).encode()), count=False)
-            metadata.write(fastcopy(cut, start=0.0, duration=duration, recording=recording, custom=custom))
+            metadata.write(of_file(cut, recording))
     if not tars.num_items_total:
         raise ValueError(f"{folder}: no utterance could be read")
     index = CutSet.from_cuts(_index(inside, f"{SHARDS}/")).to_eager()

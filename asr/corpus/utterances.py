@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from fsspec.core import url_to_fs
 from lhotse import AudioSource, CutSet, MonoCut, Recording, SupervisionSegment
+from lhotse.utils import fastcopy
 
 from asr.audio.reading import (
     MATRIX_SUFFIXES,
@@ -29,6 +30,7 @@ from asr.audio.reading import (
     read_matrix,
 )
 
+PLACE = ("tar_offset", "tar_size", "shard")  # of a sound within another file: in a cut's `custom`
 ROUNDING = 0.1  # seconds at the end of a file that its header may not count
 TRIES, PATIENCE = 3, 1.0  # of reading a URL, and the seconds in between
 
@@ -116,6 +118,19 @@ def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
         return None
 
     return kept(cuts, what, unwritable)
+
+
+def of_file(cut: MonoCut, recording: Recording) -> MonoCut:
+    """The cut with the sound of a file of its own, mono, all of which it is."""
+    return fastcopy(
+        cut,
+        start=0.0,
+        duration=recording.duration,
+        channel=0,
+        recording=recording,
+        supervisions=[fastcopy(each, channel=0) for each in cut.supervisions],
+        custom={key: value for key, value in (cut.custom or {}).items() if key not in PLACE} or None,
+    )
 
 
 def kept(cuts: Iterable[MonoCut], what: str, unfit: Callable[[MonoCut], str | None]) -> list[MonoCut]:

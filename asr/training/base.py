@@ -37,6 +37,7 @@ class Training(L.LightningModule):
         # updates left out because of their gradients: all of them, and how many in a row just now
         self.register_buffer("skipped", torch.zeros(2), persistent=False)
         self.reported = 0
+        self.accumulated: tuple[torch.Tensor, torch.Tensor] | None = None  # tokens: of the update's first batch, of all
 
     def configure_model(self) -> None:
         if self.trainer.state.fn != "fit":
@@ -56,6 +57,24 @@ class Training(L.LightningModule):
             torch.distributed.all_reduce(tokens)
             tokens = tokens / self.trainer.world_size
         return tokens
+
+    def in_update(self, loss: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The `loss` of a batch, divided by `tokens` (see above), as it has to be where gradients of several batches
+        are summed up for one update: so that every token of all of them counts alike."""
+        if self.trainer.accumulate_grad_batches == 1:
+            return loss
+        tokens = tokens.clamp(min=1)
+        first, before = self.accumulated or (tokens, torch.zeros_like(tokens))
+        self.accumulated = first, before + tokens
+        return loss * (tokens / first)
+
+    def _weigh_gradients(self) -> None:
+        """Of an update's batches, whose losses Lightning divides by how many an update should have."""
+        if self.accumulated:
+            first, tokens = self.accumulated
+            gradients = [p.grad for p in self.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, self.trainer.accumulate_grad_batches * first / tokens)
+            self.accumulated = None
 
     def on_validation_start(self) -> None:
         if self.sharded:
@@ -112,6 +131,7 @@ class Training(L.LightningModule):
             )
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._weigh_gradients()
         # Lightning's own clipping refuses fused optimisers, for the sake of float16's loss scale, which bf16 has not
         norm = whole_norm(nn.utils.clip_grad_norm_(self.parameters(), self.settings.clip))
         self.log("train/gradient_norm", norm)

@@ -117,8 +117,8 @@ class SpeechDataset(Dataset):
     def __getitem__(self, batch: tuple[CutSet, int]) -> Batch:
         cuts, seed = batch
         inputs, texts = [], []
-        draw = random.Random(seed)
-        speed = draw.choice(self.speeds)
+        speed = random.Random(seed).choice(self.speeds)
+        draw = random.Random(f"{seed} {cuts[0].id}")  # which no other process has at the same time
         for cut, sound in iterate(cuts):
             if self.conditions:
                 sound = self.conditions(sound, draw)

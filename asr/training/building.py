@@ -73,7 +73,9 @@ def load_origin(config: TrainConfig) -> SpeechModel | EncoderModel:
     if not is_encoder:
         return SpeechModel.load(config.init_from)
     if config.origin_share or config.new_tokenizer:
-        raise ValueError(f"{config.init_from} is an encoder: neither origin_share nor new_tokenizer goes with it")
+        raise ValueError(
+            f"{config.init_from} is an encoder: neither origin_share nor new_tokenizer goes with it (0, and false)"
+        )
     return EncoderModel.load(config.init_from)
 
 

@@ -229,8 +229,11 @@ class TrainConfig(SoundRunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.validation.phrases:
-            raise ValueError("validation.phrases: a training is validated without phrases")
+        for name in ("phrases", "lm_weight", "ilm_weight", "ngram_weight", "fallback"):
+            if getattr(self.validation, name) != getattr(DecodeOptions(), name):
+                raise ValueError(
+                    f"validation.{name}: a training is validated without other models, phrases or fallback"
+                )
         if self.average < 1 or self.patience < 0:
             raise ValueError("average must be at least 1, patience at least 0")
         if self.ema and self.strategy == "fsdp":
@@ -246,9 +249,15 @@ class TrainConfig(SoundRunConfig):
         if not self.init_from and (self.freeze_layers or self.add_layers or self.new_tokenizer):
             raise ValueError("freeze_layers, add_layers and new_tokenizer need init_from")
         if self.origin_share and (not self.init_from or self.new_tokenizer):
-            raise ValueError("origin_share needs init_from, and the tokenizer that came with it")
+            raise ValueError(
+                f"origin_share={self.origin_share} needs init_from, and the tokenizer that came with it: origin_share=0"
+                " does without"
+            )
         if self.init_decoder_from and (self.new_tokenizer or self.origin_share):
-            raise ValueError("init_decoder_from brings a tokenizer: new_tokenizer and origin_share do not go with it")
+            raise ValueError(
+                f"init_decoder_from brings a tokenizer: new_tokenizer={str(self.new_tokenizer).lower()} and"
+                f" origin_share={self.origin_share} do not go with it (false, and 0)"
+            )
 
 
 @dataclass(kw_only=True)

@@ -35,11 +35,12 @@ class SpeechTraining(Training):
     def training_step(self, batch: Batch) -> torch.Tensor:
         tokens = self.mean_of_processes((batch.Y_lens + 1).sum())
         if not len(batch.lens):  # the other processes wait for gradients all the same
-            return 0.0 * self.total_loss(dummy_batch(self, NOTHING, len(self.model.tokenizer)))
+            nothing = 0.0 * self.total_loss(dummy_batch(self, NOTHING, len(self.model.tokenizer)))
+            return self.in_update(nothing, tokens)
         losses = self.losses(batch, tokens)
         values = {f"train/{name}": value for name, value in losses._asdict().items()}
         self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))
-        return losses.total
+        return self.in_update(losses.total, tokens)
 
     def total_loss(self, batch: Batch) -> torch.Tensor:
         return self.losses(batch).total

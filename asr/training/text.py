@@ -190,8 +190,10 @@ class Batches(Sampler[list[int]]):
 
 
 def lines_of(paths: Sequence[str]) -> Iterator[str]:
-    """The lines of texts, plain, `.gz` or `.xz`. Raises ValueError naming what cannot be read."""
+    """The lines of texts, plain, `.gz` or `.xz`. Raises ValueError naming what cannot be read, or is no text."""
     for path in map(Path, paths):
+        if path.name.removesuffix(".gz").endswith((".jsonl", ".json", ".tar")):
+            raise ValueError(f"{path} is a corpus: its transcripts are for data.transcripts")
         try:
             with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
                 yield from file

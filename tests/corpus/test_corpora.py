@@ -1,3 +1,4 @@
+import gzip
 import io
 import json
 import tarfile
@@ -9,6 +10,7 @@ from lhotse import CutSet, MonoCut, Recording, SupervisionSegment
 
 from asr.audio.reading import SAMPLE_RATE, read_audio
 from asr.corpus import input_kind, iterate, open_corpus, read_cut
+from asr.corpus.shards import write_shards
 
 
 def write(path, samples) -> None:
@@ -212,10 +214,12 @@ def test_a_sound_that_ends_before_its_transcript_is_left_out(tmp_path, tone, cap
         ("m.tar", "oops", "not an uncompressed tar"),
         ("m.jsonl.gz", "oops", r"m\.jsonl\.gz: cannot be read"),
         ("m.docx", "oops", "not a corpus"),
+        ("m.jsonl.gz", gzip.compress(b""), "there is no cut in it"),
+        ("m.jsonl.gz", gzip.compress(b'{"audio_filepath": "a.wav"}'), "a manifest is .jsonl, not packed"),
     ],
 )
 def test_what_is_no_corpus_is_a_clear_error(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         open_corpus(tmp_path / name)
 
@@ -310,6 +314,8 @@ def test_a_cut_made_elsewhere_is_of_its_own_channel(tmp_path, tone):
     heard = {cut.id: samples for cut, samples in iterate(open_corpus(tmp_path / "cuts.jsonl.gz"))}
     for i in (0, 1):
         np.testing.assert_allclose(heard[f"c{i}"], sides[i], atol=1e-6)
+    copied = write_shards(open_corpus(tmp_path / "cuts.jsonl.gz"), tmp_path / "shards", 2)
+    assert [(cut.channel, cut.supervisions[0].channel) for cut in copied] == [(0, 0)] * 2  # which a copy alone has
 
 
 def test_cuts_made_elsewhere_may_be_of_another_rate(tmp_path, tone):

@@ -56,6 +56,17 @@ def test_prepare_and_split_on_the_command_line(tmp_path, tone, monkeypatch, caps
     assert stopped.value.code == 2
 
 
+def test_utterances_of_nobody_known_are_no_speaker_to_be_split_off(tmp_path, tone, monkeypatch):
+    write(tmp_path / "a.wav", tone(1.0))
+    entries = [{"id": str(i), "audio_filepath": "a.wav", "text": "one", "speaker": "xy"[i:][:1]} for i in range(6)]
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    dev, train = tmp_path / "dev.jsonl.gz", tmp_path / "train.jsonl.gz"
+    for seed in range(5):
+        options = ("--speakers", 1, "--seed", seed, "--out", dev, "--rest", train)
+        run("split", tmp_path / "m.jsonl", *options, monkeypatch=monkeypatch)
+        assert (len(open_corpus(dev)), len(open_corpus(train))) == (1, 5)
+
+
 @pytest.mark.parametrize("command", ["prepare", "sample --utterances 1", "split --speakers 1 --rest x.jsonl.gz"])
 def test_no_command_writes_over_its_corpus(tmp_path, tone, monkeypatch, capsys, command):
     write(tmp_path / "a.wav", tone(1.0))

@@ -2,8 +2,11 @@ import random
 
 import numpy as np
 import pytest
+from lhotse import CutSet
 
 from asr.audio.reading import write_wav
+from asr.corpus import open_corpus
+from asr.training.batches import Bucket, SpeechDataset
 from asr.training.conditions import Conditions
 from asr.training.config import SoundConfig
 from asr.training.run import train
@@ -111,6 +114,17 @@ def test_what_is_of_sound_is_refused_where_there_is_none(tmp_path, option, what)
     matrix = ["features.kind=matrix", "features.dim=7"]
     with pytest.raises(ValueError, match=f"^{what} is of sound, and this model takes matrix"):
         train(options(tmp_path, tmp_path / "exp", *matrix, option))
+
+
+def test_batches_that_processes_have_at_once_play_at_one_speed_under_conditions_of_their_own(corpus, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Conditions, "__call__", lambda self, sound, draw: drawn.append(draw.random()) or sound)
+    cuts = list(open_corpus(corpus / "train"))
+    noisy = Conditions(SoundConfig(train=["x"], dev=["x"]))
+    dataset = SpeechDataset(None, [0.9, 1.0, 1.1], [Bucket(10.0, 1)], conditions=noisy)
+    a, again, b = (dataset[CutSet.from_cuts([cut]), 7] for cut in (cuts[0], cuts[0], cuts[1]))
+    assert a.speed == again.speed == b.speed
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_the_training_meets_with_them_and_the_validation_does_not(recordings, corpus, monkeypatch):

@@ -33,6 +33,12 @@ def test_no_batch_of_the_training_is_larger_than_the_largest_tried(data):
         assert size.utterances >= len(batch) and size.labels >= letters
 
 
+def test_matrices_are_not_played(data):
+    played = [size.seconds for size in largest_sizes(data)]
+    data.conditions = None  # there are none without sound
+    assert [size.seconds for size in largest_sizes(data)] == pytest.approx([0.9 * seconds for seconds in played])
+
+
 def test_trying_changes_nothing(corpus, data, tmp_path, monkeypatch):
     without, _ = train(options(corpus, tmp_path / "without", "epochs=1", "model.dropout=0.1"))
     tried = []

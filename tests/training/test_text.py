@@ -138,6 +138,13 @@ def test_a_text_of_one_line_cannot_be_held_out(tmp_path):
         TextData(TextConfig(train=[str(tmp_path / "a.txt")]), CharTokenizer(LETTERS), english, seed=1)
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "cuts.jsonl.gz"])
+def test_a_corpus_is_no_text(tmp_path, name):
+    (tmp_path / name).write_text('{"audio_filepath": "a.wav", "text": "one"}\n')
+    with pytest.raises(ValueError, match=f"{name} is a corpus: its transcripts are for data.transcripts"):
+        TextData(TextConfig(train=[str(tmp_path / name)]), CharTokenizer(LETTERS), english, seed=1)
+
+
 def test_a_text_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "a.xz").write_bytes(b"no archive")
     for name in ("a.xz", "nowhere.txt"):
