@@ -71,11 +71,17 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
 
         given["phrases"] = tuple(line for line in read_lines(args.phrases) if line.strip())
     recognizer = load_model(args.model, args.device, **settings, **given)
+    if args.piece_seconds is not None and recognizer.window:
+        raise ValueError(f"--piece-seconds: this model hears pieces of {recognizer.window:g} s")
     if args.phrase_weight is not None and not recognizer.options.phrases:
         raise ValueError(f"--phrase-weight {args.phrase_weight}: there are no --phrases")
     unasked = args.lm or args.ngram or any(map(given.get, ("lm_weight", "ilm_weight", "ngram_weight")))
-    if recognizer.options.strategy == "greedy" and unasked:
-        raise ValueError("--strategy greedy uses no other model: leave out --lm, --ngram and their weights")
+    strategy, beam_size = recognizer.options.strategy, recognizer.options.beam_size
+    if unasked and (strategy == "greedy" or (strategy == "ctc" and beam_size == 1)):
+        alone = f"--strategy {strategy}{' with a beam of 1' if strategy == 'ctc' else ''}"
+        raise ValueError(f"{alone} uses no other model: leave out --lm, --ngram and their weights")
+    if strategy == "ctc" and (given.get("ctc_weight") is not None or given.get("ilm_weight")):
+        raise ValueError("--strategy ctc is without the decoder: leave out --ctc-weight and --ilm-weight")
     for model, *weights in (("language_model", "lm_weight", "ilm_weight"), ("ngram", "ngram_weight")):
         useless = next((name for name in weights if given.get(name)), None)
         if useless and getattr(recognizer, model) is None:

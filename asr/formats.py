@@ -26,7 +26,8 @@ class Cue(NamedTuple):
 
 
 def cues(segments: list[Segment]) -> list[Cue]:
-    """Subtitles of segments: cut at pauses and before they grow too long where words have times, else one a segment."""
+    """Subtitles of segments: cut at pauses and before they grow too long where words have times, else one a segment; so
+    are those of scripts without spaces."""
     found = [cue for segment in segments if segment.text for cue in _cues(segment)]
     if not found:
         return []

@@ -105,6 +105,8 @@ def _places(files: list[str], names: list[str], args: argparse.Namespace, is_tex
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         there = next((place for place in places if place.exists()), None)
+        for place in places:
+            place.with_name(f".{place.stem}.part{place.suffix}").exists()  # the longest of its names
     except OSError as error:  # a name that is too long, too
         raise ValueError(f"--out: {error}") from None
     if there and not args.skip_existing:

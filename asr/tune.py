@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from asr.decode import DecodeOptions, Recognizer
     from asr.decode.confidence import Calibration
+    from asr.decode.corpora import Transcribed
 
 AXES = {
     "ctc_weight": "--ctc-weights",
@@ -31,7 +33,7 @@ AXES = {
 }
 MODELS = {"lm_weight": "--lm", "ilm_weight": "--lm", "ngram_weight": "--ngram"}  # without which an axis has no effect
 
-USELESS = {"greedy": tuple(AXES), "ctc": ("ctc_weight",)}  # axes that make no difference to a strategy
+USELESS = {"greedy": tuple(AXES), "ctc": ("ctc_weight", "ilm_weight")}  # axes that make no difference to a strategy
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,14 +67,14 @@ def main(argv: list[str] | None = None) -> None:
         if any(getattr(args, f"{name}s") or ()) and there[of] is None:
             raise ValueError(f"{AXES[name]} needs another model: give one with {of}")
     strategy = recognizer.options.strategy
-    for name in USELESS.get(strategy, ()):
+    best_path = strategy == "ctc" and recognizer.options.beam_size == 1
+    for name in AXES if best_path else USELESS.get(strategy, ()):
         if len(getattr(args, f"{name}s") or ()) > 1:
             raise ValueError(f"{AXES[name]} have no effect on --strategy {strategy}")
     cuts = open_corpus(args.corpus)
     axes = {name: getattr(args, f"{name}s") or [getattr(recognizer.options, name)] for name in AXES}
-    options = best_options(recognizer, cuts, axes)
-    recognizer.options = options
-    found = calibrate(recognizer, cuts)
+    options, scored = best_options(recognizer, cuts, axes)
+    found = calibrate(scored)
     if args.write:
         save_tuning(
             args.model,
@@ -91,9 +93,11 @@ def main(argv: list[str] | None = None) -> None:
         say(f"written to {args.model}\n")
 
 
-def best_options(recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[float]]) -> DecodeOptions:
+def best_options(
+    recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[float]]
+) -> tuple[DecodeOptions, Transcribed]:
     """Prints the table of all combinations of `axes` (field of DecodeOptions to values); the best by WER, for one
-    hypothesis.
+    hypothesis, and what was heard with it.
 
     Without a language model nothing is subtracted: a `lm_weight` of 0 goes with an `ilm_weight` of 0 alone. Raises
     ValueError for what the model has not, before anything is decoded."""
@@ -101,7 +105,7 @@ def best_options(recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[floa
     from asr.decode.scoring import word_errors
     from asr.decode.search import check_options
 
-    start, found = replace(recognizer.options, nbest=1), []
+    start, least, best = replace(recognizer.options, nbest=1), math.inf, None
     combined = [replace(start, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
     combined = dict.fromkeys(each if each.lm_weight else replace(each, ilm_weight=0.0) for each in combined)
     for options in combined:
@@ -111,10 +115,11 @@ def best_options(recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[floa
         recognizer.options = options
         scored = transcribe_cuts(recognizer, cuts)
         wer = word_errors(scored.references, scored.hypotheses).rate
-        found.append((wer, len(found), options))
+        if wer < least:
+            least, best = wer, (options, scored)
         values = " | ".join(f"{getattr(options, name):g}" for name in axes)
         say(f"| {values} | {wer:.2f} | {scored.seconds:.1f} |\n")
-    return min(found)[2]
+    return best
 
 
 class Calibrated(NamedTuple):
@@ -125,15 +130,13 @@ class Calibrated(NamedTuple):
     after: float
 
 
-def calibrate(recognizer: Recognizer, cuts: CutSet) -> Calibrated | None:
-    """A calibration fitted on the recogniser's transcripts; None where it heard too few words.
+def calibrate(scored: Transcribed) -> Calibrated | None:
+    """A calibration fitted on a recogniser's transcripts; None where it heard too few words.
 
     Every other utterance is for fitting, the rest for the errors."""
     from asr.decode.confidence import Calibration, expected_calibration_error, word_confidences
-    from asr.decode.corpora import transcribe_cuts
     from asr.decode.scoring import right_words
 
-    scored = transcribe_cuts(recognizer, cuts)
     halves: list[tuple[list, list]] = [([], []), ([], [])]
     rows = zip(scored.references, scored.hypotheses, scored.transcripts, strict=True)
     for i, (said, heard, transcript) in enumerate(rows):

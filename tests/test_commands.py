@@ -222,6 +222,11 @@ def test_names_that_cannot_be_are_one_line_each(files):
         (["--attention-window", "0"], "--attention-window must be at least 1"),
         (["--strategy", "greedy", "--nbest", "3"], "strategy greedy finds one hypothesis"),
         (["--strategy", "greedy", "--lm-weight", "0.3"], "--strategy greedy uses no other model"),
+        (
+            ["--strategy", "ctc", "--beam-size", "1", "--lm-weight", "0.3"],
+            "--strategy ctc with a beam of 1 uses no other",
+        ),
+        (["--strategy", "ctc", "--ilm-weight", "0.3"], "--strategy ctc is without the decoder"),
         (["--lm-weight", "0.3"], "--lm-weight 0.3: there is no language model (--lm)"),
         (["--ilm-weight", "0.3"], "--ilm-weight 0.3: there is no language model (--lm)"),
         (["--ngram-weight", "0.3"], "--ngram-weight 0.3: there is no n-gram model (--ngram)"),

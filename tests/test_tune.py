@@ -40,10 +40,10 @@ def test_without_the_language_model_all_weights_of_the_internal_one_are_one_row(
     monkeypatch.setattr("asr.decode.corpora.transcribe_cuts", lambda recognizer, cuts: scored)
     model = types.SimpleNamespace(transformer=types.SimpleNamespace(ctc=True, bigram=True))
     recognizer = types.SimpleNamespace(options=DecodeOptions(nbest=3), model=model, language_model=None)
-    best = best_options(recognizer, None, {"lm_weight": [0.0, 0.3], "ilm_weight": [0.0, 0.2, 0.4]})
+    best, heard = best_options(recognizer, None, {"lm_weight": [0.0, 0.3], "ilm_weight": [0.0, 0.2, 0.4]})
     rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == [["| 0", "0"], ["| 0.3", "0"], ["| 0.3", "0.2"], ["| 0.3", "0.4"]]
-    assert best.nbest == 1  # which is no matter of the model
+    assert best.nbest == 1 and heard is scored  # the first is no matter of the model
 
 
 def test_what_the_model_has_not_or_cannot_be_written_is_said_before_any_work(files, tiny_config, monkeypatch):
@@ -75,9 +75,15 @@ def test_tuning_does_not_change_the_model_that_ships(files):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "flag"), [("greedy", "--lm-weights"), ("greedy", "--length-bonuses"), ("ctc", "--ctc-weights")]
+    ("strategy", "flag", "beam"),
+    [
+        ("greedy", "--lm-weights", 5),
+        ("greedy", "--length-bonuses", 5),
+        ("ctc", "--ctc-weights", 5),
+        ("ctc", "--lm-weights", 1),
+    ],
 )
-def test_what_makes_no_difference_to_a_strategy_is_not_tuned(files, strategy, flag):
-    done = call("asr.tune", files, "--strategy", strategy, flag, 0.1, 0.2)
+def test_what_makes_no_difference_to_a_strategy_is_not_tuned(files, strategy, flag, beam):
+    done = call("asr.tune", files, "--strategy", strategy, "--beam-size", beam, flag, 0.1, 0.2)
     assert done.returncode == 2
     assert f"{flag} have no effect on --strategy {strategy}" in done.stderr.decode()

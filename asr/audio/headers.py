@@ -86,13 +86,18 @@ def _wav_goes_on(sound: SoundFile, file: BinaryIO, name: str) -> bool:
         else:
             file.seek(size + size % 2, os.SEEK_CUR)
     there = file.seek(0, os.SEEK_END)
-    file.seek(end + end % 2)
-    after = file.read(4)
     if not begin or end - begin >= NO_SIZE:
         return False
     check_missing((end - there) / max(1, there - begin) * sound.frames / sound.samplerate, name)
-    # what was killed while it wrote has an old header, and no chunk's name after what that counts
-    return there - end > 1024 and not all(32 <= byte < 127 for byte in after)
+    file.seek(end)
+    after = file.read(5)
+    # what was killed while it wrote has an old header, and after what that counts no chunk's name (some writers leave
+    # out the byte that makes its place even) and not zeros alone
+    named = any(all(32 <= byte < 127 for byte in name) for name in (after[:4], after[end % 2 :][:4]))
+    if there - end <= 1024 or named:
+        return False
+    file.seek(end)
+    return any(any(block) for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _ogg_goes_on(file: BinaryIO, name: str) -> bool:

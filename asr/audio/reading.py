@@ -7,19 +7,21 @@ Everything streams in blocks, so that a file of any length is read in bounded me
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import soundfile
 
+from asr.audio.ffmpeg import decode_with_ffmpeg, duration_by_ffmpeg
 from asr.audio.headers import UNKNOWN, AudioError, check_missing, check_rate, goes_on, is_estimate
 
 SAMPLE_RATE = 16_000
@@ -124,6 +126,9 @@ def read_duration(source: Source, name: str | None = None) -> float:
             if sound.frames < UNKNOWN and not is_estimate(sound, file) and not goes_on(sound, file, name):
                 return sound.frames / sound.samplerate
         file.seek(0)
+        if (seconds := duration_by_ffmpeg(file)) is not None:
+            return seconds
+        file.seek(0)
         return sum(map(len, stream_audio(file, name))) / SAMPLE_RATE
 
 
@@ -206,7 +211,7 @@ def _open(source: Source, name: str) -> BinaryIO:
 def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: int | None) -> Iterator[np.ndarray]:
     def by_ffmpeg(reason: str) -> Iterator[np.ndarray]:
         file.seek(0)
-        blocks = (_finite(block, name) for block in _decode_with_av(file, name, reason, channel))
+        blocks = (_finite(block, name) for block in decode_with_ffmpeg(SAMPLE_RATE, file, name, reason, channel))
         return _between(blocks, begin * SAMPLE_RATE, sys.maxsize)
 
     try:
@@ -225,8 +230,11 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
         cut_off = None
         try:
             if goes_on(sound, file, name):
-                yield from by_ffmpeg("there is more in it than its header says.")
-                return
+                more = "there is more in it than its header says."
+                if importlib.util.find_spec("av"):
+                    yield from by_ffmpeg(more)
+                    return
+                cut_off = AudioError(f"{name}: {more} FFmpeg may read it: pip install av")
         except AudioError as error:
             cut_off = error  # after what is there
         check_rate(sound, name)
@@ -301,24 +309,6 @@ def _finite(block: np.ndarray, name: str) -> np.ndarray:
     if peak > LOUDEST:
         raise AudioError(f"{name}: damaged (a sample of {peak:g})")
     return block
-
-
-def _decode_with_av(file: BinaryIO, name: str, reason: str, channel: int | None) -> Iterator[np.ndarray]:
-    try:
-        import av
-    except ImportError:
-        raise AudioError(f"{name}: {reason} FFmpeg may read it: pip install av") from None
-    try:
-        with av.open(file, metadata_errors="replace", options={"ignore_length": "1"}) as container:
-            frames = container.decode(audio=0)
-            for _, alike in groupby(frames, lambda frame: (frame.format.name, frame.layout.name, frame.rate)):
-                layout = "mono" if channel is None else None  # None: as it is
-                resampler = av.AudioResampler(format="fltp", layout=layout, rate=SAMPLE_RATE)
-                for frame in chain(alike, [None]):
-                    for piece in resampler.resample(frame):
-                        yield piece.to_ndarray()[channel or 0]
-    except (av.FFmpegError, IndexError, ValueError) as error:
-        raise AudioError(f"{name}: not a sound file ({error})") from None
 
 
 def _resample(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:

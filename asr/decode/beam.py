@@ -94,8 +94,7 @@ class BeamSearch:
             for ids in (model.config.suppressed, model.config.suppressed_first)
         )
         self.decoder = model.decoder if options.ctc_weight < 1 else None
-        subtracts = self.decoder is not None and options.ilm_weight
-        self.ilm = options.ilm_weight * model.bigram.log_probs if subtracts else None  # (V, V)
+        self.ilm = model.bigram.log_probs if self.decoder is not None and options.ilm_weight else None  # (V, V)
         ctc_log_probs = model.ctc_log_probs(memory) if options.ctc_weight else None
         self.ctc = None if ctc_log_probs is None else CTCPrefixScorer.of(ctc_log_probs, memory_lens)
         self.generator = torch.Generator(memory.device).manual_seed(0) if options.temperature else None
@@ -157,7 +156,7 @@ class BeamSearch:
             log_probs = log_probs.mul_(options.lm_weight)
             gains = log_probs if gains is None else gains.add_(log_probs)
         if self.ilm is not None:
-            gains.sub_(torch.nn.functional.embedding(newest, self.ilm))
+            gains.sub_(torch.nn.functional.embedding(newest, self.ilm), alpha=options.ilm_weight)
         if self.phrases is not None:
             earned = torch.nn.functional.embedding(now.phrase, self.phrases.gains)
             gains = earned if gains is None else gains.add_(earned)

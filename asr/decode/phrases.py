@@ -35,7 +35,8 @@ class Phrases(NamedTuple):
         """With `weight` (a log-probability) for each token of phrases, of each of which there are the ways to write it,
         none empty; None where none can be written. Raises ValueError for more than a table can be made of.
 
-        A phrase is of whole words; in a vocabulary without a space it may begin and end anywhere."""
+        A phrase is of whole words; in a vocabulary without a space it may begin and end anywhere (subwords always have
+        the space: of a script that is written without it they find phrases at the beginning of an utterance alone)."""
         spaced = not tokenizer.lacks_some(tokenizer.encode(" "))
         V, unwritable = len(tokenizer), []
         children: list[dict[int, int]] = [{}]

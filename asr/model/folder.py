@@ -111,7 +111,8 @@ def read_folder(folder: str | Path, *kinds: str) -> Iterator[tuple[dict[str, Any
     except OSError as error:
         raise ModelError(f"{folder}: not a model folder ({error.strerror or error})") from None
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"{folder}: not a model that this version reads ({str(error).splitlines()[0]})") from None
+        reason = " ".join(str(error).split("\n")[:2]).replace("\t", "")  # torch says in the second what does not fit
+        raise ModelError(f"{folder}: not a model that this version reads ({reason})") from None
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from asr.text.tokenizer import Tokenizer
@@ -44,6 +44,9 @@ class Speech2TextTokenizer(Tokenizer):
 
     def piece(self, token: int) -> str:
         return self._pieces[token]
+
+    def lacks_some(self, ids: Sequence[int]) -> bool:
+        return SPECIAL.index("<unk>") in ids
 
     def save(self, folder: str | Path) -> None:
         folder = Path(folder)

@@ -1,10 +1,11 @@
 import importlib.util
+import sys
 
 import numpy as np
 import pytest
 import soundfile
 
-from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration
+from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration, stream_audio
 
 
 def test_a_header_that_does_not_know_the_length(tmp_path, tone):
@@ -129,12 +130,38 @@ def test_a_wav_whose_writer_did_not_come_back_to_its_header_is_heard_to_its_end(
     np.testing.assert_allclose(heard[: 2 * SAMPLE_RATE], tone(2.0)[: len(heard)], atol=1e-3)
 
 
-def test_what_comes_after_the_samples_of_a_wav_is_no_sound(tmp_path, tone):
+TAG = b"id3 " + (4000).to_bytes(4, "little") + bytes(4000)
+
+
+@pytest.mark.parametrize("after", [TAG, bytes(40_000)], ids=["a chunk", "the zeros that fill a sector"])
+def test_what_comes_after_the_samples_of_a_wav_is_no_sound(tmp_path, tone, after):
     soundfile.write(tmp_path / "a.wav", tone(1.0), SAMPLE_RATE, subtype="PCM_16")
-    tag = b"id3 " + (4000).to_bytes(4, "little") + bytes(4000)
-    (tmp_path / "a.wav").write_bytes((tmp_path / "a.wav").read_bytes() + tag)
+    (tmp_path / "a.wav").write_bytes((tmp_path / "a.wav").read_bytes() + after)
     assert read_duration(tmp_path / "a.wav") == 1.0
     assert len(read_audio(tmp_path / "a.wav")) == SAMPLE_RATE
+
+
+def test_a_chunk_at_an_odd_place_is_no_sound(tmp_path, tone):
+    soundfile.write(tmp_path / "a.wav", tone(1.0)[:-1], SAMPLE_RATE, subtype="PCM_24")
+    whole = (tmp_path / "a.wav").read_bytes()
+    place = whole.index(b"data") + 4
+    end = place + 4 + int.from_bytes(whole[place : place + 4], "little")
+    assert end % 2
+    (tmp_path / "a.wav").write_bytes(whole[:end] + TAG)  # without the byte that should be between
+    assert read_duration(tmp_path / "a.wav") == (SAMPLE_RATE - 1) / SAMPLE_RATE
+
+
+def test_what_a_header_does_not_count_is_left_out_at_the_end_where_ffmpeg_is_missing(tmp_path, tone, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    soundfile.write(tmp_path / "a.wav", tone(2.0), SAMPLE_RATE, subtype="PCM_16")
+    whole = (tmp_path / "a.wav").read_bytes()
+    place = whole.index(b"data") + 4
+    (tmp_path / "a.wav").write_bytes(whole[:place] + (2 * SAMPLE_RATE).to_bytes(4, "little") + whole[place + 4 :])
+    heard = 0
+    with pytest.raises(AudioError, match="more in it than its header says. FFmpeg may read it: pip install av"):
+        for block in stream_audio(tmp_path / "a.wav"):
+            heard += len(block)
+    assert heard == SAMPLE_RATE
 
 
 def test_a_header_of_no_rate_is_named(tmp_path, tone):

@@ -376,3 +376,9 @@ def test_it_is_trained_on_as_the_experiment_says(whisper, tmp_path):
     folder, _ = train(config)
     trained = SpeechModel.load(folder)
     assert config.model == trained.transformer.config and config.model.d_model == 384
+
+
+def test_what_speech2text_cannot_write_is_known():
+    tokenizer = Speech2TextTokenizer(sentencepiece_model(), pieces())
+    assert tokenizer.lacks_some(tokenizer.encode("hat 日本"))
+    assert not tokenizer.lacks_some(tokenizer.encode("the hat"))

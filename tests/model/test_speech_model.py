@@ -86,6 +86,15 @@ def test_damaged_weights_are_a_clear_error(tiny_model, tmp_path):
         SpeechModel.load(tmp_path)
 
 
+def test_weights_of_another_shape_are_named(tiny_model, tmp_path):
+    tiny_model.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model"]["ffn_dim"] *= 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"size mismatch for .*ffn.*: copying a param with shape"):
+        SpeechModel.load(tmp_path)
+
+
 def test_a_folder_of_another_kind_is_called_what_it_is(tiny_model, tmp_path):
     config = tiny_model.transformer.config
     tiny_model.save(tmp_path / "recogniser")

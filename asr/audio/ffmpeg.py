@@ -1,0 +1,83 @@
+"""What libsndfile cannot read, by FFmpeg (PyAV, which is an extra): m4a, mp4, webm and the like."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from asr.audio.headers import AudioError, check_missing
+
+if TYPE_CHECKING:
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+
+# FFmpeg's names of containers whose header says how long they are; of others it is a guess by the bit rate
+WITH_DURATION = ("matroska", "mov")
+LATE = 0.5  # seconds before the end by the header at which a sound may end: encoders add some, and other streams
+
+
+def decode_with_ffmpeg(
+    sample_rate: int, file: BinaryIO, name: str, reason: str, channel: int | None
+) -> Iterator[np.ndarray]:
+    """Blocks of samples `(N,)` of the first audio stream, of one `channel` or their mean. Raises AudioError, after what
+    could be read, where it is damaged, or ends before its header says; with `reason`, for which it was not read
+    otherwise, where PyAV is missing."""
+    try:
+        import av
+    except ImportError:
+        raise AudioError(f"{name}: {reason} FFmpeg may read it: pip install av") from None
+    heard = end = 0.0
+    try:
+        with _opened(file) as container:
+            if not container.streams.audio:
+                raise AudioError(f"{name}: there is no sound in it")
+            duration = _duration(container)
+            frames = container.decode(audio=0)
+            for _, alike in groupby(frames, lambda frame: (frame.format.name, frame.layout.name, frame.rate)):
+                resampler = av.AudioResampler(format="fltp", rate=sample_rate)
+                for frame in chain(alike, [None]):
+                    if frame is not None and frame.time is not None:
+                        end = frame.time + frame.samples / frame.rate
+                    for piece in resampler.resample(frame):
+                        samples = piece.to_ndarray()  # (channels, N)
+                        if (channel or 0) >= len(samples):
+                            there = f"its channels are 0 to {len(samples) - 1}"
+                            raise AudioError(f"{name}: {there}, and {channel} was asked for")
+                        heard += samples.shape[1] / sample_rate
+                        yield samples.mean(axis=0) if channel is None else samples[channel]
+    except av.FFmpegError as error:
+        what = f"damaged after {heard:.1f} s" if heard else "not a sound file"
+        raise AudioError(f"{name}: {what} ({error.strerror or error})") from None
+    if duration is not None and duration - end > LATE:
+        check_missing(duration - end, name)
+
+
+def duration_by_ffmpeg(file: BinaryIO) -> float | None:
+    """Seconds of sound by the header; None where it does not say, or FFmpeg is missing."""
+    with contextlib.suppress(ImportError):
+        import av
+
+        with contextlib.suppress(av.FFmpegError), _opened(file) as container:
+            return _duration(container)
+    return None
+
+
+def _opened(file: BinaryIO) -> InputContainer:
+    import av
+
+    return av.open(file, metadata_errors="replace", options={"ignore_length": "1"})
+
+
+def _duration(container: InputContainer) -> float | None:
+    """Of the first audio stream: its own, or where it has none that of a file with nothing else in it."""
+    if not container.format.name.startswith(WITH_DURATION) or not container.streams.audio:
+        return None
+    stream: AudioStream = container.streams.audio[0]
+    if stream.duration is not None:
+        return float(stream.duration * stream.time_base)
+    only = len(container.streams) == 1 and container.duration is not None
+    return container.duration / 1e6 if only else None

@@ -1,0 +1,75 @@
+"""Containers that libsndfile does not know."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration, stream_audio
+
+av = pytest.importorskip("av")
+
+RATE = 48_000
+
+
+def encode(path: Path, codec: str, sides: np.ndarray, video: bool = False) -> Path:
+    """A file of samples `(channels, N)`, or of pictures alone."""
+    layout = ("mono", "stereo")[len(sides) - 1]
+    with av.open(str(path), "w") as container:
+        if video:
+            stream = container.add_stream("mpeg4", rate=10)
+            stream.width = stream.height = 64
+            frames = [av.VideoFrame(64, 64, "yuv420p")]
+        else:
+            stream = container.add_stream(codec, rate=RATE, layout=layout)
+            blocks = np.split(sides.astype(np.float32), range(960, sides.shape[1], 960), axis=1)
+            frames = [av.AudioFrame.from_ndarray(np.ascontiguousarray(x), format="fltp", layout=layout) for x in blocks]
+        for i, frame in enumerate([*frames, None]):
+            if frame is not None and not video:
+                frame.sample_rate, frame.pts = RATE, 960 * i
+            container.mux(stream.encode(frame))
+    return path
+
+
+@pytest.fixture
+def sides() -> np.ndarray:
+    t = np.arange(6 * RATE) / RATE
+    return np.stack([0.5 * np.sin(2 * np.pi * 440 * t), np.zeros(len(t))])
+
+
+@pytest.mark.parametrize(("form", "codec"), [("webm", "libopus"), ("mkv", "libopus"), ("m4a", "aac")])
+def test_several_channels_are_averaged_and_the_header_says_how_long_it_is(tmp_path, sides, form, codec, monkeypatch):
+    path = encode(tmp_path / f"a.{form}", codec, sides)
+    heard = read_audio(path)
+    assert len(heard) / SAMPLE_RATE == pytest.approx(6, abs=0.05)
+    assert np.abs(heard[SAMPLE_RATE:-SAMPLE_RATE]).max() == pytest.approx(0.25, rel=0.1)
+    monkeypatch.setattr("asr.audio.reading.stream_audio", lambda *args: pytest.fail("it was decoded"))
+    assert read_duration(path) == pytest.approx(6, abs=0.05)
+
+
+@pytest.mark.parametrize("form", ["webm", "mkv"])
+def test_a_copy_that_was_interrupted_is_read_up_to_there(tmp_path, sides, form):
+    path = encode(tmp_path / f"a.{form}", "libopus", sides)
+    path.write_bytes(path.read_bytes()[: int(0.6 * path.stat().st_size)])
+    heard = 0
+    with pytest.raises(AudioError, match=r"cut off, the last 2\.\d s are missing"):
+        for block in stream_audio(path):
+            heard += len(block)
+    assert 3 < heard / SAMPLE_RATE < 4
+
+
+def test_a_file_that_is_damaged_within_is_read_up_to_there(tmp_path, sides):
+    path = encode(tmp_path / "a.aac", "aac", sides)
+    path.write_bytes(path.read_bytes()[: int(0.6 * path.stat().st_size)])
+    with pytest.raises(AudioError, match=r"a\.aac: damaged after 3\.\d s"):
+        read_audio(path)
+
+
+def test_a_channel_that_there_is_not_is_named(tmp_path, sides):
+    with pytest.raises(AudioError, match="its channels are 0 to 1, and 2 was asked for"):
+        read_audio(encode(tmp_path / "a.m4a", "aac", sides), channel=2)
+
+
+def test_pictures_alone_are_no_sound(tmp_path, sides):
+    with pytest.raises(AudioError, match="there is no sound in it"):
+        read_audio(encode(tmp_path / "a.mp4", "", sides, video=True))
