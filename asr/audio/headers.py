@@ -57,7 +57,7 @@ def goes_on(sound: SoundFile, file: BinaryIO, name: str) -> bool:
             return _wav_goes_on(sound, file, name)
         if sound.format == "OGG":
             return _ogg_goes_on(file, name)
-        if sound.format in ("NIST", "AIFF", "AU"):
+        if sound.format in ("NIST", "AIFF", "AU", "RF64", "W64"):
             _check_whole(sound, file, name)
         return False
     finally:
@@ -118,12 +118,18 @@ def _ogg_goes_on(file: BinaryIO, name: str) -> bool:
 
 
 def _check_whole(sound: SoundFile, file: BinaryIO, name: str) -> None:
-    """Of a .sph, .aiff or .au."""
+    """Of a .sph, .aiff, .au, .rf64 or .w64."""
     file.seek(0)
     head, there = file.read(1024), file.seek(0, os.SEEK_END)
     if sound.format == "NIST":
         count = re.search(rb"sample_count -i (\d+)", head)
         missing = (int(count[1]) if count else 0) - sound.frames
+    elif sound.format == "RF64":  # libsndfile tells what it found
+        count = re.search(r"'ds64' chunk of (\d+)", sound.extra_info)
+        missing = (int(count[1]) if count else 0) - sound.frames
+    elif sound.format == "W64":
+        align, size = (re.search(rf"{field} *: (\d+)", sound.extra_info) for field in ("Block Align", "data"))
+        missing = (int(size[1]) - 24) // int(align[1]) - sound.frames if align and size else 0
     else:
         begin, size = (8, head[4:8]) if sound.format == "AIFF" else (int.from_bytes(head[4:8], "big"), head[8:12])
         end = begin + int.from_bytes(size, "big")

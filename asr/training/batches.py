@@ -105,12 +105,14 @@ class SpeechDataset(Dataset):
         buckets: list[Bucket],
         longest: int | None = None,
         conditions: Conditions | None = None,
+        longest_text: int | None = None,
     ):
-        """`tokenizer` None: there are no labels; `longest`: labels that the decoder has positions for, None: any
-        number; `conditions`: under which a sound seems to have been recorded, None: those under which it was."""
+        """`tokenizer` None: there are no labels; `longest`: labels that the decoder has positions for, `longest_text`:
+        tokens that the encoder has some for, None: any number; `conditions`: under which a sound seems to have been
+        recorded, None: those under which it was."""
         self.tokenizer = tokenizer
         self.conditions = conditions
-        self.longest = longest or sys.maxsize
+        self.longest, self.longest_text = longest or sys.maxsize, longest_text or sys.maxsize
         self.speeds = speeds
         self.seconds = [bucket.seconds for bucket in buckets]
 
@@ -131,9 +133,9 @@ class SpeechDataset(Dataset):
         seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
         rate = STEPS_PER_SECOND if cuts[0].recording is None else SAMPLE_RATE
         # a text has fewer tokens than characters, by which buckets go
-        length = _rounded(inputs) if input_kind(cuts[0]) == "text" else math.ceil(seconds * rate)
+        is_text = input_kind(cuts[0]) == "text"
         return Batch(
-            _padded(inputs, length),
+            _padded(inputs, min(_rounded(inputs), self.longest_text) if is_text else math.ceil(seconds * rate)),
             torch.tensor([len(x) for x in inputs]),
             _padded(labels, min(_rounded(labels), self.longest)),
             torch.tensor([len(y) for y in labels]),

@@ -39,6 +39,7 @@ class SoundData(ResumableData):
 
     tokenizer: Tokenizer | None = None
     longest: int | None = None  # labels that the decoder has positions for; None: any number
+    longest_text: int | None = None  # tokens of one that is read which the encoder has positions for
 
     def __init__(self, config: SoundConfig, seed: int, devices: int = 1):
         """`devices` over all machines share an update."""
@@ -151,7 +152,7 @@ class SoundData(ResumableData):
         if workers < 0:  # the processes of a machine share its cores
             workers = min(8, max(1, _cores() // self.trainer.num_devices))
         return TimedLoader(
-            SpeechDataset(self.tokenizer, speeds, buckets, self.longest, conditions),
+            SpeechDataset(self.tokenizer, speeds, buckets, self.longest, conditions, self.longest_text),
             sampler=batches,
             batch_size=None,
             num_workers=workers,
@@ -188,6 +189,8 @@ class SpeechData(SoundData):
         self.tokenizer = model.tokenizer
         self.window = model.front_end.config.pad_seconds
         self.longest = model.transformer.config.longest_transcript
+        if model.transformer.encoder.positions.kind == "learned":
+            self.longest_text = model.transformer.config.max_positions
 
         def without_positions(cut: MonoCut, speed: float = 1.0) -> str | None:
             return self._without_positions(cut, speed, model)

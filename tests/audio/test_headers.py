@@ -85,7 +85,7 @@ def test_an_mp3_that_was_copied_in_part_is_named(tmp_path, tone):
         read_audio(tmp_path / "a.mp3")
 
 
-@pytest.mark.parametrize("form", ["NIST", "AIFF", "AU"])
+@pytest.mark.parametrize("form", ["NIST", "AIFF", "AU", "RF64", "W64"])
 @pytest.mark.parametrize("channels", [1, 2])
 def test_a_copy_in_part_is_named_where_the_header_says_how_long_it_was(tmp_path, tone, form, channels):
     soundfile.write(tmp_path / "a", np.stack([tone(10.0)] * channels, axis=1), SAMPLE_RATE, "PCM_16", format=form)

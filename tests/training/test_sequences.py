@@ -70,6 +70,13 @@ def test_text_is_translated_by_the_same_trainer_and_search(translator):
     assert character_errors(done.references, done.hypotheses).rate < 10
 
 
+def test_texts_are_not_padded_beyond_the_positions_that_there_are(translator, tmp_path):
+    folder, *_ = translator
+    corpora = [f"data.{name}=[{folder / name}.jsonl]" for name in ("train", "dev")]
+    learned = ["model.positions=learned", "model.max_positions=15"]  # no multiple of 8; some texts have as many tokens
+    train(options(folder, tmp_path, *corpora, *TEXT, *short(0.5, 3), *learned, "epochs=1"))
+
+
 def test_lines_of_text_become_lines_of_text(translator):
     folder, model, _ = translator
     (folder / "lines.txt").write_text("two\nfour five\n")
