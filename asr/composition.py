@@ -106,14 +106,10 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
         if unknown := re.match(r"Could not override '(.+?)'", str(error)):
             fail(command, _no_such_option(unknown[1], schema))
         if isinstance(error, OverrideParseException):
-            quotes = (
-                "with other characters than letters, digits and /-_. a value wants quotes of its own, \"out='a=b'\""
-            )
+            quotes = "a value with others than letters, digits and /-_. wants quotes of its own, \"out='a=b'\""
             fail(command, f"{error.override}: not NAME=VALUE as Hydra reads it ({quotes})")
-        typed = ""
         cause = error.__cause__
-        if not isinstance(error, HydraException):  # which names no option
-            typed = f"{' '.join(sys.argv[1:])}: "
+        typed = "" if isinstance(error, HydraException) else f"{' '.join(sys.argv[1:])}: "  # where no option is named
         reason = f" ({str(cause).splitlines()[0]})" if isinstance(cause, OmegaConfBaseException) else ""
         fail(command, typed + " ".join(str(error).partition("full_key:")[0].split()) + reason)
 

@@ -43,7 +43,7 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
         ("data.train=x.jsonl", "data.train=x.jsonl ("),
         ("experiment=nope", "experiment/nope"),
         ("model=huge", "model/huge"),
-        ("epochs=[", "epochs=[: not NAME=VALUE as Hydra reads it (with other characters"),
+        ("epochs=[", "epochs=[: not NAME=VALUE as Hydra reads it (a value with others"),
         ("data.train=[é.jsonl]", "data.train=[é.jsonl]: not NAME=VALUE"),
         ("model.vocab_size=300", "model.vocab_size follows from the data and tokenizer.vocab_size"),
         ("validation.lm_weight=0.5", "validation.lm_weight: "),

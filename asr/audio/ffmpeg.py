@@ -49,9 +49,11 @@ def decode_with_ffmpeg(
                             raise AudioError(f"{name}: {there}, and {channel} was asked for")
                         heard += samples.shape[1] / sample_rate
                         yield samples.mean(axis=0) if channel is None else samples[channel]
-    except av.FFmpegError as error:
+    except AudioError:
+        raise
+    except (av.FFmpegError, ValueError) as error:
         what = f"damaged after {heard:.1f} s" if heard else "not a sound file"
-        raise AudioError(f"{name}: {what} ({error.strerror or error})") from None
+        raise AudioError(f"{name}: {what} ({getattr(error, 'strerror', None) or error})") from None
     if duration is not None and duration - end > LATE:
         check_missing(duration - end, name)
 
