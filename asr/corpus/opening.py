@@ -14,6 +14,7 @@ from lhotse.augmentation import Resample
 
 from asr.corpus.an4 import read_an4
 from asr.corpus.folder import read_folder
+from asr.corpus.kaldi import is_kaldi, read_kaldi
 from asr.corpus.librispeech import is_librispeech, read_librispeech
 from asr.corpus.manifest import read_manifest, read_tar
 from asr.corpus.shards import is_shards, named, read_shards
@@ -21,7 +22,8 @@ from asr.corpus.utterances import Utterance, input_kind, make_cuts
 
 FORMS = (
     "cuts (.jsonl.gz), shards (a folder or a URL), a JSONL manifest (.jsonl, .json), a tar with manifest.jsonl, an AN4 "
-    "list (.fileids), a LibriSpeech folder, or a folder of audio with .txt beside each file"
+    "list (.fileids), a LibriSpeech folder, a data directory of Kaldi or ESPnet (wav.scp), or a folder of audio with "
+    ".txt beside each file"
 )
 
 
@@ -90,6 +92,8 @@ def _is_a_file(recording: Recording | None) -> bool:
 
 def _utterances(path: Path, transcribed: bool) -> Iterator[Utterance]:
     if path.is_dir():
+        if is_kaldi(path):
+            return read_kaldi(path, transcribed)
         return read_librispeech(path) if is_librispeech(path) else read_folder(path, transcribed)
     if not path.is_file():
         raise ValueError(f"{path}: no such file or folder")

@@ -1,0 +1,60 @@
+"""A data directory as Kaldi and ESPnet have it: `wav.scp` (lines of an id and a file), `text` (an id and its words),
+and where they are there `segments` (an id, a recording of `wav.scp`, begin and end in seconds) and `utt2spk`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from asr.audio.reading import read_lines
+from asr.corpus.utterances import Utterance
+
+_ONLY_DECODES = re.compile(r"(?:flac|cat) (?:-\S+ )*(\S+) \|")  # a file, which then is read itself
+
+
+def is_kaldi(folder: Path) -> bool:
+    return (folder / "wav.scp").is_file()
+
+
+def read_kaldi(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
+    """The utterances of a data directory; an `Utterance` with a fault for one without text, or whose sound a command
+    makes. Files are found from the working directory or from a folder above the data directory. Raises ValueError for
+    a line of `segments` that is none, and where `text` is missing."""
+    sources = _table(folder / "wav.scp")
+    texts = _table(folder / "text") if transcribed else {}
+    speakers = _table(folder / "utt2spk", needed=False)
+    whole = {name: f"{name} 0 -1" for name in sources}  # to its end
+    for name, place in (_table(folder / "segments", needed=False) or whole).items():
+        try:
+            recording, begin, end = place.split()
+            begin, end = float(begin), float(end)
+        except ValueError:
+            raise ValueError(f"{folder / 'segments'}: {name}: not ID RECORDING BEGIN END") from None
+        duration = end - begin if end >= 0 else None
+        source = sources.get(recording, "")
+        if only_decoded := _ONLY_DECODES.fullmatch(source):
+            source = only_decoded[1]
+        fault = None
+        if recording not in sources:
+            fault = f"wav.scp has no {recording}"
+        elif source.endswith("|"):
+            fault = f"its sound is made by a command, {source!r}: write it to a file first"
+        elif transcribed and name not in texts:
+            fault = "no text"
+        yield Utterance(
+            name, _found(source, folder), texts.get(name, ""), speakers.get(name, ""), duration, begin, fault=fault
+        )
+
+
+def _table(path: Path, needed: bool = True) -> dict[str, str]:
+    """The first word of each line and the rest of it; nothing where the file is missing and not `needed`."""
+    if not needed and not path.is_file():
+        return {}
+    rows = (line.strip().partition(" ") for line in (line.replace("\t", " ") for line in read_lines(path)))
+    return {name: rest.strip() for name, _, rest in rows if name}
+
+
+def _found(source: str, folder: Path) -> Path:
+    above = (parent / source for parent in folder.absolute().parents)
+    return next((path for path in (Path(source), *above) if path.is_file()), Path(source))

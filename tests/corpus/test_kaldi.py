@@ -1,0 +1,71 @@
+"""Data directories of Kaldi and ESPnet."""
+
+import numpy as np
+import pytest
+import soundfile
+
+from asr.audio.reading import SAMPLE_RATE
+from asr.corpus import iterate, open_corpus
+
+
+@pytest.fixture
+def data(tmp_path, tone):
+    """`data/train` of two recordings, whose files lie beside `data`."""
+    (tmp_path / "downloads").mkdir()
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    for name in "ab":
+        soundfile.write(tmp_path / "downloads" / f"{name}.flac", tone(3.0), SAMPLE_RATE)
+
+    def write(**files: str):
+        for name, content in files.items():
+            (tmp_path / "data" / "train" / name.replace("wav_scp", "wav.scp")).write_text(content)
+        return tmp_path / "data" / "train"
+
+    write(wav_scp="a downloads/a.flac\nb flac -c -d -s downloads/b.flac |\n")
+    return write
+
+
+def test_whole_recordings(data):
+    cuts = list(open_corpus(data(text="b TWO WORDS\na ONE\n", utt2spk="a anna\nb bert\n")))
+    assert [(cut.id, cut.supervisions[0].text, cut.supervisions[0].speaker, cut.duration) for cut in cuts] == [
+        ("a", "ONE", "anna", 3.0),
+        ("b", "TWO WORDS", "bert", 3.0),
+    ]
+
+
+def test_segments_of_recordings(data, tone):
+    folder = data(text="a-1 ONE\na-2\tTWO\n", segments="a-1 a 0.50 1.25\na-2 a 1.25 -1\n")
+    (first, heard), (second, rest) = iterate(open_corpus(folder))
+    assert (first.id, first.start, first.duration, first.supervisions[0].speaker) == ("a-1", 0.5, 0.75, None)
+    np.testing.assert_allclose(heard, tone(3.0)[SAMPLE_RATE // 2 :][: len(heard)], atol=1e-4)
+    assert len(heard) == 0.75 * SAMPLE_RATE
+    assert (second.supervisions[0].text, second.duration, len(rest)) == ("TWO", 1.75, 1.75 * SAMPLE_RATE)
+
+
+def test_what_cannot_be_used_is_left_out_by_name(data, caplog):
+    folder = data(
+        wav_scp="a downloads/a.flac\nb sox downloads/b.flac -t wav - remix 2 |\nc nowhere.wav\nd downloads/a.flac\n",
+        text="a ONE\nb TWO\nc THREE\n",
+    )
+    assert [cut.id for cut in open_corpus(folder)] == ["a"]
+    assert "left out b: its sound is made by a command, 'sox downloads/b.flac -t wav - remix 2 |'" in caplog.text
+    assert "left out c: nowhere.wav: no such file" in caplog.text and "left out d: no text" in caplog.text
+
+
+def test_text_is_needed_but_for_sound_alone(data):
+    folder = data()
+    assert len(open_corpus(folder, transcribed=False)) == 2
+    with pytest.raises(ValueError, match="text: no such file"):
+        open_corpus(folder)
+
+
+@pytest.mark.parametrize("line", ["a-1 a 0.5", "a-1 a zero one"])
+def test_a_segment_that_is_none_is_named(data, line):
+    with pytest.raises(ValueError, match=r"segments: a-1: not ID RECORDING BEGIN END"):
+        open_corpus(data(text="a-1 ONE\n", segments=line))
+
+
+def test_a_segment_of_no_recording_is_left_out(data, caplog):
+    folder = data(text="a-1 ONE\nx-1 TWO\n", segments="a-1 a 0 1\nx-1 x 0 1\n")
+    assert [cut.id for cut in open_corpus(folder)] == ["a-1"]
+    assert "left out x-1: wav.scp has no x" in caplog.text
