@@ -44,7 +44,7 @@ SHAPE = (
 )
 # what models of one kind need not have in common
 VARYING = ("model.safetensors", "bigram.safetensors", "decoding.json", "README.md")
-FOLLOWING = {"model.vocab_size": "tokenizer.vocab_size", "model.input_dim": "features.dim"}  # from other options
+FOLLOWING = {"model.vocab_size": "the tokenizer", "model.input_dim": "the features"}  # are not for a user to say
 ORIGINS = ("tokenizer", "tokenizer.folder", "init_from", "init_decoder_from")  # folders, which may have moved
 
 
@@ -85,7 +85,7 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
             typed = HydraConfig.get().overrides.task
             for name, _ in _typed(typed):
                 if name in FOLLOWING:
-                    raise ValueError(f"{name} follows from the data and {FOLLOWING[name]}")
+                    raise ValueError(f"{name} follows from {FOLLOWING[name]}")
             if composed.resume:
                 composed = _with_saved_options(composed, schema, typed)
             config = build_config(composed)
@@ -106,7 +106,7 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
         if unknown := re.match(r"Could not override '(.+?)'", str(error)):
             fail(command, _no_such_option(unknown[1], schema))
         if isinstance(error, OverrideParseException):
-            quotes = "a value with others than letters, digits and /-_. wants quotes of its own, \"out='a=b'\""
+            quotes = "a value with characters beyond a-z, A-Z, 0-9 and /-_. needs quotes of its own, \"out='a=b'\""
             fail(command, f"{error.override}: not NAME=VALUE as Hydra reads it ({quotes})")
         cause = error.__cause__
         typed = "" if isinstance(error, HydraException) else f"{' '.join(sys.argv[1:])}: "  # where no option is named
@@ -183,12 +183,13 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
         if name in ("model", "experiment"):
             continue
         before, now = OmegaConf.select(resumed, name), OmegaConf.select(composed, name)
-        if name.startswith(SHAPE) and now == OmegaConf.select(started, name):
+        of_the_shape = name.startswith(SHAPE) and name != "model.dropout"
+        if of_the_shape and now == OmegaConf.select(started, name):
             continue
         if name in ORIGINS and isinstance(now, str):
             changed = not _alike(before, now)
         else:
-            changed = name.startswith(SHAPE) and name != "model.dropout" and before != now
+            changed = of_the_shape and before != now
         if changed:
             raise ValueError(f"resume=true: {name} is {before} in the training that is to be resumed, not {now}")
         OmegaConf.update(resumed, name, now)

@@ -70,7 +70,8 @@ def main(argv: list[str] | None = None) -> None:
     best_path = strategy == "ctc" and recognizer.options.beam_size == 1
     for name in AXES if best_path else USELESS.get(strategy, ()):
         if len(getattr(args, f"{name}s") or ()) > 1:
-            raise ValueError(f"{AXES[name]} have no effect on --strategy {strategy}")
+            said = f"--strategy {strategy}{' with a beam of 1' if best_path else ''}"
+            raise ValueError(f"{AXES[name]} have no effect on {said}")
     cuts = open_corpus(args.corpus)
     axes = {name: getattr(args, f"{name}s") or [getattr(recognizer.options, name)] for name in AXES}
     options, scored = best_options(recognizer, cuts, axes)

@@ -98,14 +98,19 @@ corpora() {
   done
 }
 
-# prepare CORPUS...: each as $cuts/NAME.jsonl.gz, decoded once
+# prepare [--untranscribed] CORPUS...: each as $cuts/NAME.jsonl.gz, decoded once
 prepare() {
-  local each name
+  local each name flags=()
+  if [ "$1" = --untranscribed ]; then
+    flags=("$1")
+    shift
+  fi
   for each in "$@"; do
     name=$(basename "${each%.gz}")
     name=${name%.jsonl}
     name=${name%.tar}
-    python -m asr.corpus prepare "$each" --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
+    [ ! -e "$cuts/$name.jsonl.gz" ] || wrong "--speech '$speech' holds two corpora called $name"
+    python -m asr.corpus prepare "$each" ${flags[@]+"${flags[@]}"} --wav "$cuts/wav/$name" --out "$cuts/$name.jsonl.gz"
   done
 }
 

@@ -43,9 +43,9 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
         ("data.train=x.jsonl", "data.train=x.jsonl ("),
         ("experiment=nope", "experiment/nope"),
         ("model=huge", "model/huge"),
-        ("epochs=[", "epochs=[: not NAME=VALUE as Hydra reads it (a value with others"),
+        ("epochs=[", "epochs=[: not NAME=VALUE as Hydra reads it (a value with characters"),
         ("data.train=[é.jsonl]", "data.train=[é.jsonl]: not NAME=VALUE"),
-        ("model.vocab_size=300", "model.vocab_size follows from the data and tokenizer.vocab_size"),
+        ("model.vocab_size=300", "model.vocab_size follows from the tokenizer"),
         ("validation.lm_weight=0.5", "validation.lm_weight: "),
         ("precision=bf16-true", "precision: 'bf16-true' is not one of auto, 32-true"),
         ("strategy=deepspeed", "strategy: 'deepspeed' is not one of auto, ddp, fsdp"),
@@ -172,6 +172,8 @@ def test_the_command_that_began_it_goes_on_although_the_model_took_another_shape
     assert (config.model.d_model, config.model.encoder_layers, config.epochs) == (32, 3, 2)
     with pytest.raises(ValueError, match="resume=true: model.d_model is 32 in the training"):
         resumed(tmp_path, *began[:2], "model.d_model=96", "resume=true")
+    train(options(corpus, tmp_path, *began, "epochs=2", "model.dropout=0.3", "resume=true"))
+    assert resumed(tmp_path, "model.dropout=0.0", "resume=true").model.dropout == 0.0  # as at the start, and typed
 
 
 def test_a_training_whose_folder_was_moved_goes_on_where_it_is(corpus, tmp_path):

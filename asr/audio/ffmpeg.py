@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import InputContainer
 
-# FFmpeg's names of containers whose header says how long they are; of others it is a guess by the bit rate
-WITH_DURATION = ("matroska", "mov")
 LATE = 0.5  # seconds before the end by the header at which a sound may end: encoders add some, and other streams
 
 
@@ -75,11 +73,14 @@ def _opened(file: BinaryIO) -> InputContainer:
 
 
 def _duration(container: InputContainer) -> float | None:
-    """Of the first audio stream: its own, or where it has none that of a file with nothing else in it."""
-    if not container.format.name.startswith(WITH_DURATION) or not container.streams.audio:
+    """Of the first audio stream. A header of Matroska has that of all streams together; what FFmpeg says of one by
+    itself is a guess by its bit rate."""
+    if not container.streams.audio:
         return None
     stream: AudioStream = container.streams.audio[0]
-    if stream.duration is not None:
-        return float(stream.duration * stream.time_base)
-    only = len(container.streams) == 1 and container.duration is not None
-    return container.duration / 1e6 if only else None
+    if container.format.name.startswith("mov"):
+        return None if stream.duration is None else float(stream.duration * stream.time_base)
+    is_told = (
+        container.format.name.startswith("matroska") and stream.duration is None and container.duration is not None
+    )
+    return container.duration / 1e6 if is_told and len(container.streams) == 1 else None

@@ -10,7 +10,8 @@ from pathlib import Path
 from asr.audio.reading import read_lines
 from asr.corpus.utterances import Utterance
 
-_ONLY_DECODES = re.compile(r"(?:flac|cat) (?:-\S+ )*(\S+) \|")  # a file, which then is read itself
+# a command that does nothing else with its file, which then is read itself
+_ONLY_DECODES = re.compile(r"(?:cat|flac(?: -[cds]+| --decode| --stdout| --silent)+) (\S+) \|")
 
 
 def is_kaldi(folder: Path) -> bool:
@@ -31,20 +32,21 @@ def read_kaldi(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
             begin, end = float(begin), float(end)
         except ValueError:
             raise ValueError(f"{folder / 'segments'}: {name}: not ID RECORDING BEGIN END") from None
-        duration = end - begin if end >= 0 else None
+        duration = None if end == -1 else end - begin
         source = sources.get(recording, "")
         if only_decoded := _ONLY_DECODES.fullmatch(source):
             source = only_decoded[1]
         fault = None
-        if recording not in sources:
+        if end != -1 and not 0 <= begin < end:
+            fault = f"it begins at {begin} and ends at {end}"
+        elif recording not in sources:
             fault = f"wav.scp has no {recording}"
         elif source.endswith("|"):
             fault = f"its sound is made by a command, {source!r}: write it to a file first"
         elif transcribed and name not in texts:
             fault = "no text"
-        yield Utterance(
-            name, _found(source, folder), texts.get(name, ""), speakers.get(name, ""), duration, begin, fault=fault
-        )
+        path = Path(source) if fault else _found(source, folder)
+        yield Utterance(name, path, texts.get(name, ""), speakers.get(name, ""), duration, begin, fault=fault)
 
 
 def _table(path: Path, needed: bool = True) -> dict[str, str]:

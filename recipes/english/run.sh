@@ -60,7 +60,9 @@ if begin 5 "training on, distorted (conf/experiment/english_distorted.yaml says 
   finish
 fi
 
-[ "$more" = "$(cat "$out/.more" 2> /dev/null)" ] || rm -f "$out/.done/6" # those that there are stay
+if [ -z "$stage" ] && [ "$stop_stage" -ge 6 ] && [ "$more" != "$(cat "$out/.more" 2> /dev/null)" ]; then
+  rm -f "$out/.done/6" # the trainings that there are stay
+fi
 if begin 6 "$more trainings more (conf/experiment/english_more.yaml says how long), and the mean of all"; then
   models=("$out/second/model")
   for ((i = 1; i <= more; i++)); do

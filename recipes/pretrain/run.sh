@@ -18,7 +18,7 @@ parse "speech labelled dev" exp/pretrain 5 "$@"
 if begin 1 "cuts; 286 utterances (1 h) with their transcripts, 100 of dev to choose checkpoints by"; then
   corpora train
   rm -rf "$cuts"/{*.jsonl.gz,wav} # of other speech, perhaps
-  prepare "${found[@]}"
+  prepare --untranscribed "${found[@]}"
   for each in labelled dev; do
     python -m asr.corpus prepare "${!each}" --wav "$cuts/wav/$each" --out "$cuts/$each.jsonl.gz"
   done

@@ -47,6 +47,28 @@ def test_several_channels_are_averaged_and_the_header_says_how_long_it_is(tmp_pa
     assert read_duration(path) == pytest.approx(6, abs=0.05)
 
 
+def test_a_guess_at_the_length_of_what_was_written_to_a_pipe_is_not_believed(tmp_path, sides):
+    class Pipe:
+        written = b""
+
+        def write(self, block) -> int:
+            self.written += bytes(block)
+            return len(block)
+
+    pipe = Pipe()
+    with av.open(pipe, "w", format="matroska") as container:
+        stream = container.add_stream("pcm_s16le", rate=RATE, layout="mono")
+        for i, block in enumerate(np.split(sides[:1].astype(np.float32), range(9600, sides.shape[1], 9600), axis=1)):
+            whole = np.ascontiguousarray((32767 * block).astype(np.int16))
+            frame = av.AudioFrame.from_ndarray(whole, format="s16", layout="mono")
+            frame.sample_rate, frame.pts = RATE, 9600 * i
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    (tmp_path / "a.mkv").write_bytes(pipe.written)
+    assert len(read_audio(tmp_path / "a.mkv")) / SAMPLE_RATE == pytest.approx(6, abs=0.01)
+    assert read_duration(tmp_path / "a.mkv") == pytest.approx(6, abs=0.01)
+
+
 @pytest.mark.parametrize("form", ["webm", "mkv"])
 def test_a_copy_that_was_interrupted_is_read_up_to_there(tmp_path, sides, form):
     path = encode(tmp_path / f"a.{form}", "libopus", sides)

@@ -44,6 +44,8 @@ def test_pretraining_and_what_begins_from_it(trainings, tmp_path):
     corpora = ("--speech", str(tmp_path), "--labelled", "train-clean-5", "--dev", "dev-clean-2")
     (_, encoder), *recognisers = trainings("pretrain", *corpora, "--stop-stage", "4")
     assert encoder.data.train == [f"{FOLDER}/cuts/a.train.jsonl.gz"]
+    prepared = [line.split("\0") for line in (tmp_path / "calls").read_text().splitlines() if "\0prepare\0" in line]
+    assert ["--untranscribed" in words for words in prepared] == [True, False, False]
     assert (encoder.model.subsampling, encoder.model.d_model) == (8, 192)
     assert {command for command, _ in recognisers} == {"asr.train"} and len(recognisers) == 2
     for _, config in recognisers:

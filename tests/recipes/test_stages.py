@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.recipes.conftest import run_recipe
 
 STAND_IN = """#!/bin/bash
@@ -161,13 +162,25 @@ def test_more_trainings_are_added_to_those_that_there_are(tmp_path, programs):
         (tmp_path / "corp [1]").mkdir(exist_ok=True)
         (tmp_path / "corp [1]" / f"a.{part}.jsonl.gz").touch()
 
-    def run(more: str) -> list[str]:
-        flags = ["--speech", tmp_path / "corp [1]", "--more", more, "--stop-stage", "6"]
+    def run(more: str, *others: str) -> list[str]:
+        flags = ["--speech", tmp_path / "corp [1]", "--more", more, "--stop-stage", "6", *others]
         done = run_recipe("english", *flags, cwd=tmp_path, programs=programs)
         assert done.returncode == 0, done.stderr
         return trained(tmp_path)
 
     assert run("0") == ["resume=false"] * 2
     assert run("1") == ["resume=false"]
+    assert run("0", "--stage", "9", "--stop-stage", "9") == []
+    assert run("1") == []
     assert run("2") == ["resume=true", "resume=false"]
     assert run("2") == []
+
+
+def test_two_corpora_of_one_name_are_refused(tmp_path):
+    for name in ("a.train", "a.dev"):
+        (tmp_path / "speech" / name).mkdir(parents=True)
+        shutil.copy(ROOT / "data" / "samples" / "corner.flac", tmp_path / "speech" / name / "a.flac")
+        (tmp_path / "speech" / name / "a.txt").write_text("one")
+    (tmp_path / "speech" / "a.train.jsonl").write_text('{"audio_filepath": "a.train/a.flac", "text": "one"}')
+    done = run_recipe("english", "--speech", tmp_path / "speech", "--stop-stage", "1", cwd=tmp_path)
+    assert done.returncode == 2 and "holds two corpora called a.train" in done.stderr

@@ -80,10 +80,14 @@ def trained(train, tmp_path_factory) -> tuple[Path, dict[str, subprocess.Complet
     return folder, {name: train(folder, folder / name, *two(name), "validate_every=2") for name in STRATEGIES}
 
 
-def test_two_processes_and_one_that_accumulates_arrive_where_one_does(train, trained):
+def test_two_processes_arrive_where_one_does_at_once_or_by_halves(train, trained):
     folder, runs = trained
     runs = {"one": train(folder, folder / "one", "data.batch_seconds=4"), **runs}
     runs["one_by_halves"] = train(folder, folder / "one_by_halves")  # whose gradients are summed up
+    halves = ("data.batch_seconds=1", "data.max_seconds=1")
+    runs |= {
+        f"{name}_by_halves": train(folder, folder / f"{name}_by_halves", *two(name), *halves) for name in STRATEGIES
+    }
     for name, run in runs.items():
         assert run.returncode == 0, run.stderr
         assert last_checkpoint(folder / name)["global_step"] == 8
