@@ -31,8 +31,6 @@ from asr.training.resuming import Resumable, ResumableData
 
 logger = logging.getLogger(__name__)
 
-GIVE_WAY = 10  # by so much workers are nicer than the process that trains
-
 
 class SoundData(ResumableData):
     """The corpora of a training, checked and batched; nobody asks for their transcripts."""
@@ -239,12 +237,13 @@ class SpeechData(SoundData):
 
 
 def _begin_reading(_: int) -> None:
-    """Of a worker: where all processes of a job are told to end, the one that trains saves first, and ends its own. And
-    it gives way to that one: each operation of a CPU's threads lasts as long as the one that was kept waiting."""
+    """Of a worker: where all processes of a job are told to end, the one that trains saves first, and ends its own."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    if hasattr(os, "nice"):  # not on Windows
-        os.nice(GIVE_WAY)
+    if not torch.cuda.is_available() and hasattr(os, "SCHED_IDLE"):  # Linux'
+        # it takes only the time of a core that nobody else wants, and gives it back at once: each operation of the
+        # threads that train lasts as long as the one that was kept waiting
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _cores() -> int:
