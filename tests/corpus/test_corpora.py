@@ -6,11 +6,10 @@ import tarfile
 import numpy as np
 import pytest
 import soundfile
-from lhotse import CutSet, MonoCut, Recording, SupervisionSegment
+from lhotse import CutSet
 
 from asr.audio.reading import SAMPLE_RATE, read_audio
 from asr.corpus import input_kind, iterate, open_corpus, read_cut
-from asr.corpus.shards import write_shards
 
 
 def write(path, samples) -> None:
@@ -275,54 +274,6 @@ def test_utterances_of_one_name_in_two_corpora_are_told_apart_and_a_corpus_may_b
     CutSet.from_cuts(cuts).to_file(tmp_path / "all.jsonl.gz")
     again = open_corpus([tmp_path / "all.jsonl.gz", tmp_path / "b"])
     assert [cut.id for cut in again] == ["1", "1@2", "1@3", "1@4"]
-
-
-def test_cuts_made_elsewhere_must_be_single_utterances(tmp_path, tone):
-    write(tmp_path / "a.wav", tone(1.0))
-    (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
-    cut = open_corpus(tmp_path / "m.jsonl")[0]
-    cut.supervisions *= 2
-    CutSet.from_cuts([cut]).to_file(tmp_path / "two.jsonl.gz")
-    with pytest.raises(ValueError, match="a is not one channel with one supervision"):
-        open_corpus(tmp_path / "two.jsonl.gz")
-
-
-@pytest.mark.parametrize("make", ["perturb_speed", "several_files", "no_sound"])
-def test_cuts_made_elsewhere_must_be_what_their_file_holds(tmp_path, tone, make):
-    write(tmp_path / "a.wav", tone(1.0))
-    (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
-    cut = open_corpus(tmp_path / "m.jsonl")[0]
-    if make == "perturb_speed":
-        cut = cut.perturb_speed(0.9)
-    elif make == "several_files":
-        cut.recording.sources *= 2
-    else:
-        cut.recording = None
-    CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl.gz")
-    with pytest.raises(ValueError, match="is more than a part of a file"):
-        open_corpus(tmp_path / "cuts.jsonl.gz")
-
-
-def test_a_cut_made_elsewhere_is_of_its_own_channel(tmp_path, tone):
-    """As of a telephone call with a speaker in each."""
-    sides = tone(1.0, 440), tone(1.0, 880)
-    soundfile.write(tmp_path / "call.wav", np.stack(sides, axis=1), 16_000, subtype="FLOAT")
-    recording = Recording.from_file(tmp_path / "call.wav")
-    said = [SupervisionSegment(f"c{i}", recording.id, 0, 1.0, channel=i, text="one") for i in (0, 1)]
-    cuts = CutSet.from_cuts(MonoCut(f"c{i}", 0, 1.0, i, [said[i]], recording=recording) for i in (0, 1))
-    cuts.to_file(tmp_path / "cuts.jsonl.gz")
-    heard = {cut.id: samples for cut, samples in iterate(open_corpus(tmp_path / "cuts.jsonl.gz"))}
-    for i in (0, 1):
-        np.testing.assert_allclose(heard[f"c{i}"], sides[i], atol=1e-6)
-    copied = write_shards(open_corpus(tmp_path / "cuts.jsonl.gz"), tmp_path / "shards", 2)
-    assert [(cut.channel, cut.supervisions[0].channel) for cut in copied] == [(0, 0)] * 2  # which a copy alone has
-
-
-def test_cuts_made_elsewhere_may_be_of_another_rate(tmp_path, tone):
-    write(tmp_path / "a.wav", tone(1.0))
-    (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
-    CutSet.from_cuts([open_corpus(tmp_path / "m.jsonl")[0].resample(8000)]).to_file(tmp_path / "cuts.jsonl.gz")
-    assert len(read_cut(open_corpus(tmp_path / "cuts.jsonl.gz")[0])) == SAMPLE_RATE
 
 
 def test_parts_of_a_long_file_are_read_alone(tmp_path, tone, monkeypatch):
