@@ -8,6 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from asr.text.words import join_words
+
 if TYPE_CHECKING:
     from asr.decode import Segment, Transcript
 
@@ -26,8 +28,7 @@ class Cue(NamedTuple):
 
 
 def cues(segments: list[Segment]) -> list[Cue]:
-    """Subtitles of segments: cut at pauses and before they grow too long where words have times, else one a segment; so
-    are those of scripts without spaces."""
+    """Subtitles of segments: cut at pauses and before they grow too long where words have times, else one a segment."""
     found = [cue for segment in segments if segment.text for cue in _cues(segment)]
     if not found:
         return []
@@ -43,7 +44,7 @@ def _cues(segment: Segment) -> list[Cue]:
     for word in segment.words:
         if found:
             cue = found[-1]
-            longer = Cue(cue.start, word.end, f"{cue.text} {word.text}")
+            longer = Cue(cue.start, word.end, join_words([cue.text, word.text]))
             in_time = word.start - cue.end < CUE_PAUSE and longer.end - longer.start <= CUE_SECONDS
             if in_time and len(longer.text) <= CUE_LETTERS:
                 found[-1] = longer

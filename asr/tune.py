@@ -137,16 +137,20 @@ def calibrate(scored: Transcribed) -> Calibrated | None:
     Every other utterance is for fitting, the rest for the errors."""
     from asr.decode.confidence import Calibration, expected_calibration_error, word_confidences
     from asr.decode.scoring import right_words
+    from asr.text.words import split_words
 
     halves: list[tuple[list, list]] = [([], []), ([], [])]
     rows = zip(scored.references, scored.hypotheses, scored.transcripts, strict=True)
     for i, (said, heard, transcript) in enumerate(rows):
         words = [word for segment in transcript.segments for word in segment.words]
-        if len(words) != len(heard.split()):
+        said, heard = (" ".join(split_words(text)) for text in (said, heard))
+        parts = [len(split_words(word.text)) for word in words]
+        if sum(parts) != len(heard.split()):
             continue  # the normaliser joined or split some: it is not known which scores are whose
         scores, right = halves[i % 2]
         scores += [word.token_scores for word in words]
-        right += right_words(said, heard)
+        alike = iter(right_words(said, heard))
+        right += [all(list(itertools.islice(alike, count))) for count in parts]
     (scores, right), (other_scores, other_right) = halves
     if not right or not other_right:
         return None

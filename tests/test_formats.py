@@ -91,6 +91,13 @@ def test_subtitles_are_neither_long_nor_late():
         assert after is None or cue.end <= after.start
 
 
+def test_subtitles_of_a_script_without_spaces_are_cut_between_its_letters():
+    text = "天気がいい" * 40
+    words = [Word(letter, 0.9, 0.1 * i, 0.1 * i + 0.1) for i, letter in enumerate(text)]
+    found = cues([Segment(0.0, 20.0, text, -1.0, [], words)])
+    assert "".join(cue.text for cue in found) == text and len(found) == 3
+
+
 def test_a_subtitle_stays_for_a_moment():
     one, two = cues([said("one", 0.0, end=5.0), said("two", 3.0, end=3.5)])
     assert one == Cue(0.0, 0.4 + LINGER, "one")

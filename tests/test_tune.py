@@ -7,11 +7,12 @@ import types
 import pytest
 
 from asr.audio.features import FeatureConfig
-from asr.decode import DecodeOptions
+from asr.decode import DecodeOptions, Segment, Transcript, Word
+from asr.decode.confidence import word_confidences
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
-from asr.tune import best_options
+from asr.tune import best_options, calibrate
 from tests.conftest import LETTERS
 from tests.test_commands import call
 
@@ -87,3 +88,20 @@ def test_what_makes_no_difference_to_a_strategy_is_not_tuned(files, strategy, fl
     done = call("asr.tune", files, "--strategy", strategy, "--beam-size", beam, flag, 0.1, 0.2)
     assert done.returncode == 2
     assert f"{flag} have no effect on --strategy {strategy}" in done.stderr.decode()
+
+
+def test_words_of_scripts_without_spaces_are_right_where_all_of_their_letters_are():
+    """The token of two letters has its second right always, and its first where it scored high."""
+    heard = [[("天気", -2.0), ("は", -0.1)]] * 4 + [[("天気", -0.1), ("は", -0.1)]] * 2
+    transcripts = [
+        Transcript("", segments=[Segment(0.0, 1.0, "", 0.0, words=[Word(t, 0.5, token_scores=(s,)) for t, s in row])])
+        for row in heard
+    ]
+    texts = ["".join(text for text, _ in row) for row in heard]
+    scored = types.SimpleNamespace(
+        references=["木気は"] * 4 + ["天気は"] * 2, hypotheses=texts, transcripts=transcripts
+    )
+    fitted = calibrate(scored)
+    assert fitted.after < fitted.before
+    low, high = word_confidences([(-2.0,), (-0.1,)], fitted.calibration).tolist()
+    assert low < 0.1 and high > 0.9

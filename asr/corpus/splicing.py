@@ -19,6 +19,7 @@ from lhotse import MonoCut
 
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus.utterances import Skipped, input_kind, iterate, read_cut
+from asr.text.words import join_words
 
 EDGE = ""  # stands before the first word and after the last
 WINDOW = SAMPLE_RATE // 50  # samples over which loudness is measured
@@ -86,7 +87,7 @@ def splice(cuts: Iterable[MonoCut], share: float, rng: random.Random) -> Iterato
                 word = rng.choice(spoken)
             drawn.append(word)
         pieces = [read(name)[start:end] for name, start, end in _runs([*drawn, last])]
-        yield cut, " ".join(word.text for word in drawn[1:]), join(pieces)
+        yield cut, join_words(word.text for word in drawn[1:]), join(pieces)
 
 
 def _pairs(words: list[Spoken]) -> Iterator[tuple[str, str]]:

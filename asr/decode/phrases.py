@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from asr.text.tokenizer import SPECIALS, Tokenizer
+from asr.text.words import SPACE, is_unspaced
 
 logger = logging.getLogger(__name__)
 
-SPACE = "\u2581"
 LARGEST = 5 * 10**7  # numbers in a table
+STRANGE = "\ue000"  # a letter that is in no vocabulary and in no phrase
 
 
 class Phrases(NamedTuple):
@@ -35,14 +36,14 @@ class Phrases(NamedTuple):
         """With `weight` (a log-probability) for each token of phrases, of each of which there are the ways to write it,
         none empty; None where none can be written. Raises ValueError for more than a table can be made of.
 
-        A phrase is of whole words; in a vocabulary without a space it may begin and end anywhere (subwords always have
-        the space: of a script that is written without it they find phrases at the beginning of an utterance alone)."""
+        A phrase is of whole words; one of letters of a script without spaces may begin and end anywhere, as may all
+        in a vocabulary without a space."""
         spaced = not tokenizer.lacks_some(tokenizer.encode(" "))
         V, unwritable = len(tokenizer), []
         children: list[dict[int, int]] = [{}]
-        depth, ends = [0], [False]
+        depth, ends, unspaced = [0], [False], [False]  # unspaced: whether its last letter is of such a script
         for ways in texts:
-            rows = [tokenizer.encode(f" {text}" if spaced else text) for text in ways]
+            rows = [row for text in ways for row in _writings(tokenizer, text, spaced)]
             rows = [row for row in rows if not tokenizer.lacks_some(row)]
             if not rows:
                 unwritable.append(next(iter(ways)))
@@ -54,6 +55,7 @@ class Phrases(NamedTuple):
                         children.append({})
                         depth.append(depth[place] + 1)
                         ends.append(False)
+                        unspaced.append(is_unspaced(tokenizer.piece(token)[-1]))
                     place = children[place][token]
                 ends[place] = True
         if unwritable:
@@ -72,7 +74,8 @@ class Phrases(NamedTuple):
             if place:  # where a phrase is left, what of it ended at a word's end stays, and a phrase that begins later
                 # goes on: the longest one that is the end of this place's tokens (Aho & Corasick 1975)
                 within, at_end = kept[place], depth[place] if ends[place] else kept[place]
-                for stays, here in ((within, ~after_a_word), (at_end, after_a_word)):
+                over = torch.ones_like(after_a_word) if unspaced[place] else after_a_word
+                for stays, here in ((within, ~over), (at_end, over)):
                     later = suffix[place]
                     while depth[later] > depth[place] - stays:  # no token counts twice
                         later = suffix[later]
@@ -80,7 +83,7 @@ class Phrases(NamedTuple):
                     places[place, here] = places[later, here]
             for token, child in children[place].items():
                 suffix[child] = int(places[place, token]) if place else 0
-                kept[child] = depth[place] if ends[place] and after_a_word[token] else kept[place]
+                kept[child] = depth[place] if ends[place] and (unspaced[place] or after_a_word[token]) else kept[place]
                 earned[place, token], places[place, token] = depth[child], child
         # where a space is a token of its own there is none before the first word
         first = {tokenizer.piece(token): child for token, child in children[0].items()}
@@ -104,8 +107,19 @@ class Phrases(NamedTuple):
         return torch.stack(added, dim=1)
 
 
+def _writings(tokenizer: Tokenizer, text: str, spaced: bool) -> list[list[int]]:
+    """The tokens of a phrase: after a space, if there is one in the vocabulary, or right after another letter, if it
+    begins with one of a script without spaces."""
+    rows = [tokenizer.encode(f" {text}" if spaced else text)]
+    if spaced and is_unspaced(text[0]):
+        row = tokenizer.encode(f"{STRANGE}{text}")
+        rows += [row[i:] for i in range(len(row)) if tokenizer.decode(row[i:]) == text][:1]
+    return rows
+
+
 def _ends_a_word(tokenizer: Tokenizer, token: int, eos: int) -> bool:
-    """Whether a word is at its end before this token: a space, punctuation, a special symbol, a time."""
+    """Whether a word is at its end before this token: a space, punctuation, a special symbol, a time, a letter of a
+    script without spaces."""
     piece = tokenizer.piece(token)
     special = token == eos or piece in SPECIALS or (piece.startswith("<|") and piece.endswith("|>"))
-    return special or not (piece[:1].isalnum() or piece[:1] in "'\u2019-")
+    return special or is_unspaced(piece[0]) or not (piece[0].isalnum() or piece[0] in "'\u2019-")

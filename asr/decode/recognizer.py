@@ -35,6 +35,7 @@ from asr.model.dot_product import leave_out_cudnn
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.resources import resource
+from asr.text.words import join_words
 
 FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
@@ -384,5 +385,5 @@ class _Job:
 
     def transcript(self) -> Transcript:
         segments = sorted(self.segments, key=lambda segment: segment.start)
-        text = " ".join(segment.text for segment in segments if segment.text)
+        text = join_words(segment.text for segment in segments)
         return Transcript(self.name, text, self.duration, segments, self.error)

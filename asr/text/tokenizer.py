@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
+from asr.text.words import begins_word
+
 BLANK, UNK, SOS, EOS = 0, 1, 2, 3
 SPECIALS = ("<blank>", "<unk>", "<sos>", "<eos>")
 
@@ -40,9 +42,10 @@ class Tokenizer(ABC):
         return UNK in ids and self.piece(UNK) == SPECIALS[UNK]  # Whisper's writes all
 
     def words(self, ids: Sequence[int]) -> list[tuple[str, slice]]:
-        """The words of `ids` and which of the ids write each; scripts without spaces have one word."""
-        # a word begins at (or, where the space is a token, after) such a piece
-        begins = (i for i, token in enumerate(ids) if i and self.piece(token).startswith("\u2581"))
+        """The words of `ids` and which of the ids write each; in scripts without spaces most tokens are a word."""
+        # where a space is a token of its own, the word is what comes after
+        pieces = [self.piece(token) for token in ids]
+        begins = (i for i, (before, piece) in enumerate(pairwise(pieces), 1) if begins_word(piece, before))
         edges = [0, *begins, len(ids)]
         parts = [slice(first, last) for first, last in pairwise(edges)]
         return [(word, part) for part in parts if (word := self.decode(ids[part]).strip())]

@@ -117,6 +117,19 @@ def test_subwords_begin_with_their_space():
     assert total(phrases, tokenizer.encode("to john")) == total(phrases, tokenizer.encode("johnson")) == 0
 
 
+@pytest.mark.parametrize("kind", ["characters", "subwords"])
+def test_a_phrase_of_a_script_without_spaces_stands_anywhere(kind):
+    """Also where the vocabulary has a space."""
+    texts = ["\u6211\u5728 \u5317\u4eac", "\u6211\u5728\u4e0a\u6d77 ok", "\u5317"]
+    tokenizer = CharTokenizer.train(texts) if kind == "characters" else SubwordTokenizer.train(texts, 16)
+    phrases = Phrases.of([["\u5317\u4eac"]], 1.0, tokenizer, EOS)
+    nothing = total(phrases, [])
+    for text in ("\u6211\u5728\u5317\u4eac", "\u5317\u4eac\u6211", "\u6211\u5317\u4eacok", "\u6211\u5317\u4eac ok"):
+        assert total(phrases, tokenizer.encode(text)) - nothing >= 2, text
+    for text in ("\u6211\u5728\u5317", "\u4eac\u5317\u6211", "ok"):
+        assert total(phrases, tokenizer.encode(text)) == nothing, text
+
+
 def test_what_cannot_be_written_is_said(caplog):
     assert Phrases.of([["xyz"]], 1.0, LETTERS, EOS) is None
     assert "1 phrases have characters that the model cannot write, as 'xyz'" in caplog.text
