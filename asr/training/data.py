@@ -60,9 +60,9 @@ class SoundData(ResumableData):
         self.window = front_end.config.pad_seconds
 
         def unfit(cut: MonoCut) -> str | None:
-            frames = memory_length(cut, max(self.config.speeds), front_end, encoder)
+            frames = memory_length(cut, max(self.speeds), front_end, encoder)
             short = None if frames else "it is too short for an encoder frame"
-            return self._outside(cut) or short or _unplaced(cut, min(self.config.speeds), front_end, encoder)
+            return self._outside(cut) or short or _unplaced(cut, min(self.speeds), front_end, encoder)
 
         self._keep(unfit, unfit, front_end.config)
 
@@ -83,7 +83,9 @@ class SoundData(ResumableData):
         for option in ("rirs", "noises", "codec"):
             if getattr(self.config, option) and features.takes != "sound":
                 raise ValueError(f"data.{option} is of sound, and this model takes {features.takes}")
-        self.conditions = Conditions(self.config) if features.takes == "sound" else None
+        is_sound = features.takes == "sound"
+        self.conditions = Conditions(self.config) if is_sound else None
+        self.speeds = self.config.speeds if is_sound else [1.0]
         for cut in (*self.train_cuts, *self.dev_cuts):
             if input_kind(cut) != features.takes:
                 raise ValueError(
@@ -110,7 +112,7 @@ class SoundData(ResumableData):
 
     def train_dataloader(self) -> TimedLoader:
         batches = self.resumable(self._train_sampler(), self.seed)
-        return self._loader(batches, self.config.speeds, self.buckets, self.conditions)
+        return self._loader(batches, self.speeds, self.buckets, self.conditions)
 
     def dev_set(self) -> list[float]:
         return [len(self.dev_cuts), sum(cut.duration for cut in self.dev_cuts)]
@@ -200,7 +202,7 @@ class SpeechData(SoundData):
             labels = self.tokenizer.encode(cut.supervisions[0].text)
             if self.tokenizer.lacks_some(labels):
                 strange.append(cut.supervisions[0].text)
-            outside, slowest = self._outside(cut), min(self.config.speeds)
+            outside, slowest = self._outside(cut), min(self.speeds)
             return outside or without_positions(cut, slowest) or self._too_short(cut, labels, model)
 
         self._keep(unfit, without_positions, model.front_end.config)
@@ -229,10 +231,10 @@ class SpeechData(SoundData):
         if not model.transformer.ctc:
             needed = math.ceil(len(labels) / model.transformer.config.tokens_per_frame)
         encoder = model.transformer.encoder
-        frames = memory_length(cut, max(self.config.speeds), model.front_end, encoder, self.tokenizer)
+        frames = memory_length(cut, max(self.speeds), model.front_end, encoder, self.tokenizer)
         if frames >= needed:
             return None
-        speed = f" at data.speeds={max(self.config.speeds)}" if max(self.config.speeds) > 1 else ""
+        speed = f" at data.speeds={max(self.speeds)}" if max(self.speeds) > 1 else ""
         blanks = f" and {needed - len(labels)} blanks between equal ones" if needed > len(labels) else ""
         return f"{frames} encoder frames{speed} are too few for {len(labels)} labels{blanks}"
 

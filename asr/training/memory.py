@@ -34,12 +34,11 @@ NOTHING = Size(utterances=1, seconds=1.0, labels=1)  # for a process whose batch
 def largest_sizes(data: SoundData) -> list[Size]:
     """The batches of each bucket, from long to short, at the slowest speed and with as many labels as one has."""
     encode = data.tokenizer.encode if data.tokenizer else lambda text: []
-    slowest = min(data.config.speeds) if data.conditions else 1.0  # sound alone is played
     lengths = [(cut.duration, len(encode(cut.supervisions[0].text))) for cut in data.train_cuts]
     return [
         Size(
             bucket.utterances,
-            bucket.seconds / slowest,
+            bucket.seconds / min(data.speeds),
             max(labels for duration, labels in lengths if duration <= bucket.seconds),
         )
         for bucket in reversed(data.buckets)

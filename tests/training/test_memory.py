@@ -3,6 +3,7 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,10 +34,19 @@ def test_no_batch_of_the_training_is_larger_than_the_largest_tried(data):
         assert size.utterances >= len(batch) and size.labels >= letters
 
 
-def test_matrices_are_not_played(data):
-    played = [size.seconds for size in largest_sizes(data)]
-    data.conditions = None  # there are none without sound
-    assert [size.seconds for size in largest_sizes(data)] == pytest.approx([0.9 * seconds for seconds in played])
+def test_matrices_are_not_played(tmp_path):
+    for name in ("a", "b"):
+        np.save(tmp_path / f"{name}.npy", np.zeros((30, 12)))
+        (tmp_path / f"{name}.txt").write_text("abc")
+    corpora = [f"data.{part}=[{tmp_path}]" for part in ("train", "dev")]
+    kind = ["features.kind=matrix", "features.dim=12", "model.subsampler=linear", "model.subsampling=1"]
+    played, as_it_is = [], []
+    for speeds, sizes in (("[0.5,2.0]", played), ("[1.0]", as_it_is)):
+        config = options(tmp_path, tmp_path, *corpora, *kind, f"data.speeds={speeds}", "data.min_seconds=0")
+        data = SpeechData(config.data, seed=1)
+        data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+        sizes += largest_sizes(data)
+    assert played == as_it_is
 
 
 def test_trying_changes_nothing(corpus, data, tmp_path, monkeypatch):

@@ -22,12 +22,12 @@ from tests.training.tones import options
 PAIRS = [("one", "un"), ("two", "deux"), ("three", "trois"), ("four", "quatre"), ("five", "cinq")]
 TEXT = [
     *("features.kind=text", "model.subsampler=embedding", "model.subsampling=1", "model.encoder=transformer"),
-    *("model.ctc=false", "model.tokens_per_frame=4", "data.min_seconds=0", "data.speeds=[1.0]"),
+    *("model.ctc=false", "model.tokens_per_frame=4", "data.min_seconds=0"),
     *("validation.strategy=greedy", "validation.beam_size=1", "validation.ctc_weight=0", "average=1"),
 ]
 MATRICES = [
     *("features.kind=matrix", "features.dim=12", "model.subsampler=linear", "model.subsampling=1"),
-    *("model.encoder=transformer", "data.speeds=[1.0]", "spec_augment.freq_masks=0", "spec_augment.time_masks=0"),
+    *("model.encoder=transformer", "spec_augment.freq_masks=0", "spec_augment.time_masks=0"),
 ]
 
 
