@@ -52,12 +52,12 @@ class Distortion(nn.Module):
         clean = samples
         for each in fields(self.config):
             chosen = (torch.rand(len(samples)) < getattr(self.config, each.name)).nonzero()[:, 0]
-            if not len(chosen):
+            if not len(chosen) or (each.name == "voices" and len(samples) < 2):
                 continue
             rows = chosen.to(samples.device, non_blocking=True)
             x, own_lens = samples[rows], lens[rows]
             if each.name == "voices":
-                others = (chosen + torch.randint(1, max(2, len(samples)), chosen.shape)) % len(samples)
+                others = (chosen + torch.randint(1, len(samples), chosen.shape)) % len(samples)
                 others = others.to(samples.device, non_blocking=True)
                 y = add_voice(x, own_lens, clean[others], lens[others])
             else:

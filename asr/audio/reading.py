@@ -134,34 +134,50 @@ def read_duration(source: Source, name: str | None = None) -> float:
 
 def read_matrix(path: str | os.PathLike) -> np.ndarray:
     """A precomputed feature matrix `(T, d)`, float32, from `.npy` or `.pt`. Raises AudioError; never unpickles."""
+    return as_matrix(_stored(path), printable(path))
+
+
+def read_shape(path: str | os.PathLike) -> tuple[int, int]:
+    """T and d of such a matrix; a `.npy` has them in its header. Raises AudioError like `read_matrix`, but not for what
+    its numbers are."""
+    stored = _stored(path, mmap_mode="r")
+    _check_matrix(stored, printable(path))
+    return stored.shape
+
+
+def _stored(path: str | os.PathLike, mmap_mode: str | None = None) -> np.ndarray:
     if Path(path).suffix.lower() not in MATRIX_SUFFIXES:
         raise AudioError(f"{path}: not a feature matrix (.npy or .pt)")
     try:
         if Path(path).suffix.lower() == ".pt":
             import torch
 
-            matrix = torch.load(path, map_location="cpu", weights_only=True).float().numpy()
+            stored = torch.load(path, map_location="cpu", weights_only=True).detach().float().numpy()
         else:
-            matrix = np.load(path, allow_pickle=False)
+            stored = np.load(path, mmap_mode, allow_pickle=False)
     except FileNotFoundError:
         raise AudioError(f"{path}: no such file") from None
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise AudioError(f"{path}: not a feature matrix ({reason})") from None
-    if not matrix.size:
+    if not stored.size:
         raise AudioError(f"{path}: the feature matrix is empty")
-    return as_matrix(matrix, printable(path))
+    return stored
 
 
 def as_matrix(matrix: np.ndarray, name: str) -> np.ndarray:
     """An array as a feature matrix `(T, d)`, float32. Raises AudioError, which calls it `name`, for what is none."""
-    if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
-        raise AudioError(f"{name}: a feature matrix is (T, d), of numbers, and not {matrix.shape}, {matrix.dtype}")
+    _check_matrix(matrix, name)
     with np.errstate(over="ignore"):
         matrix = matrix.astype(np.float32)
     if not np.isfinite(matrix).all():
         raise AudioError(f"{name}: a feature matrix is finite, and this one is not")
     return matrix
+
+
+def _check_matrix(matrix: np.ndarray, name: str) -> None:
+    if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+        raise AudioError(f"{name}: a feature matrix is (T, d), of numbers, and not {matrix.shape}, {matrix.dtype}")
 
 
 def write_wav(path: str | os.PathLike, samples: np.ndarray) -> None:
@@ -314,7 +330,8 @@ def _finite(block: np.ndarray, name: str) -> np.ndarray:
 def _resample(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:
     """Block by block, with as much of the neighbours as the filter reaches: the same samples as in one piece.
 
-    A rate that has hardly a divisor in common with 16 kHz, whose filters would be as many, is taken as one that has."""
+    A rate that has hardly a divisor in common with 16 kHz, whose filters would be as many, is taken as one that has:
+    those of files to 5 ms in an hour, 16,005 Hz as 16,000."""
     ratio = Fraction(rate, SAMPLE_RATE).limit_denominator(_FINEST)
     if ratio == 1:
         yield from blocks

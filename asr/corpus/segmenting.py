@@ -11,6 +11,7 @@ from lhotse.supervision import AlignmentItem
 from lhotse.utils import fastcopy
 
 from asr.corpus.utterances import input_kind
+from asr.text.words import join_words
 
 MARGIN = 0.3  # seconds of a pause that stay at either side of an utterance, at most
 EARLIEST = 0.4  # share of the most that an utterance may last, from which on it may end
@@ -54,7 +55,7 @@ def _part(cut: MonoCut, number: int, begin: float, end: float, words: list[Align
         recording_id=said.recording_id,
         start=0.0,
         duration=duration,
-        text=" ".join(word.symbol for word in words),
+        text=join_words(word.symbol for word in words),
         speaker=said.speaker,
         language=said.language,
         alignment={"word": [word._replace(start=round(word.start - begin, 3)) for word in words]},

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from asr.audio.reading import (
     read_audio,
     read_duration,
     read_matrix,
+    read_shape,
 )
 
 PLACE = ("tar_offset", "tar_size", "shard")  # of a sound within another file: in a cut's `custom`
@@ -77,6 +79,7 @@ def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
 
     `what` names the corpus in the report. Raises ValueError where nothing is left."""
     skipped, cuts, seen = Skipped(what), [], set()
+    duration_of = cache(read_duration)  # many utterances may be parts of a file
     for utterance in utterances:
         skipped.total += 1
         try:
@@ -84,7 +87,7 @@ def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
                 raise AudioError(utterance.fault)
             if utterance.id in seen:
                 raise AudioError("another one is called so (an `id` tells them apart)")
-            cuts.append(_make_cut(utterance))
+            cuts.append(_make_cut(utterance, duration_of))
             seen.add(utterance.id)
         except AudioError as error:
             skipped.add(utterance.id, str(error))
@@ -103,14 +106,14 @@ def write_cuts(cuts: CutSet, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")  # whose suffix tells Lhotse how to write
     cuts.to_file(unfinished)
-    unfinished.rename(path)
+    unfinished.replace(path)
 
 
 def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
     """The cuts that can be written as JSON; those with a name that is not UTF-8 are reported by name, as of `what`."""
 
     def unwritable(cut: MonoCut) -> str | None:
-        source = cut.recording.sources[0].source if cut.recording else ""
+        source = cut.recording.sources[0].source if cut.recording else (cut.custom or {}).get("matrix", "")
         try:
             " ".join([cut.id, source, *(supervision.text or "" for supervision in cut.supervisions)]).encode()
         except UnicodeEncodeError:
@@ -128,7 +131,8 @@ def of_file(cut: MonoCut, recording: Recording) -> MonoCut:
         duration=recording.duration,
         channel=0,
         recording=recording,
-        supervisions=[fastcopy(each, channel=0) for each in cut.supervisions],
+        features=None,
+        supervisions=[fastcopy(each, channel=0, recording_id=recording.id) for each in cut.supervisions],
         custom={key: value for key, value in (cut.custom or {}).items() if key not in PLACE} or None,
     )
 
@@ -148,16 +152,16 @@ def kept(cuts: Iterable[MonoCut], what: str, unfit: Callable[[MonoCut], str | No
 
 def input_kind(cut: MonoCut) -> str:
     """What is to be transcribed: sound, matrix or text."""
-    custom = cut.custom or {}
+    custom = {} if cut.recording else cut.custom or {}  # beside sound they say what they like
     return "matrix" if "matrix" in custom else "text" if "source" in custom else "sound"
 
 
 def read_cut(cut: MonoCut) -> np.ndarray | str:
     """Samples `(N,)` at 16 kHz of a cut, or its matrix `(T, d)`, or its text. Raises AudioError naming the file."""
-    custom = cut.custom or {}
-    if "source" in custom:
+    custom, kind = cut.custom or {}, input_kind(cut)
+    if kind == "text":
         return custom["source"]
-    if "matrix" in custom:
+    if kind == "matrix":
         return read_matrix(custom["matrix"])
     path = cut.recording.sources[0].source
     source, name = path, None
@@ -174,19 +178,21 @@ def read_cut(cut: MonoCut) -> np.ndarray | str:
     return samples
 
 
-def iterate(cuts: Iterable[MonoCut]) -> Iterator[tuple[MonoCut, np.ndarray | str]]:
-    """Every cut with what `read_cut` gives; what cannot be read is reported by name and left out."""
-    skipped = Skipped("reading")
+def iterate(cuts: Iterable[MonoCut], skipped: Skipped | None = None) -> Iterator[tuple[MonoCut, np.ndarray | str]]:
+    """Every cut with what `read_cut` gives; what cannot be read is left out and reported by name, by a `skipped` of the
+    caller's or with the sum at the end."""
+    told = skipped or Skipped("reading")
     for cut in cuts:
-        skipped.total += 1
+        told.total += 1
         try:
             yield cut, read_cut(cut)
         except AudioError as error:
-            skipped.add(cut.id, str(error))
-    skipped.report()
+            told.add(cut.id, str(error))
+    if skipped is None:
+        told.report()
 
 
-def _make_cut(utterance: Utterance) -> MonoCut:
+def _make_cut(utterance: Utterance, duration_of: Callable[[Path], float]) -> MonoCut:
     path, custom = utterance.path, {}
     if utterance.source is not None:
         custom["source"] = utterance.source
@@ -196,12 +202,12 @@ def _make_cut(utterance: Utterance) -> MonoCut:
     elif path.suffix.lower() in MATRIX_SUFFIXES:
         if utterance.offset:
             raise AudioError(f"{path}: a matrix is one utterance, and has no offset")
-        matrix = read_matrix(path)
-        custom.update(matrix=str(path.absolute()), width=matrix.shape[1])
-        recording, duration = None, len(matrix) / STEPS_PER_SECOND
+        frames, width = read_shape(path)
+        custom.update(matrix=str(path.absolute()), width=width)
+        recording, duration = None, frames / STEPS_PER_SECOND
     else:
         if utterance.tar_offset is None:
-            header = read_duration(path)
+            header = duration_of(path)
         else:
             custom.update(tar_offset=utterance.tar_offset, tar_size=utterance.tar_size)
             member = _tar_member(path, utterance.tar_offset, utterance.tar_size)

@@ -13,6 +13,7 @@ from asr.model.speech_model import SpeechModel
 from asr.text.tokenizer import BLANK
 
 NEVER = -1e9
+KEPT = 2**27  # bytes of which states paths came from: of more, as for an hour in one piece, a part at a time
 
 Span = tuple[float, float]  # the first encoder frame and one past the last
 
@@ -28,7 +29,10 @@ class TimedWord:
 
 def ctc_alignments(log_probs: Tensor, lens: Tensor, tokens: Sequence[Sequence[int]]) -> list[list[Span] | None]:
     """The frames of each token on the likeliest path of each of a batch: log_probs `(B, M, V)`, lens `(B,)`, and B
-    transcripts. None where the frames are too few for the transcript."""
+    transcripts. None where the frames are too few for the transcript.
+
+    Where frames and states are many the scores are kept at the beginning of each part of the frames, and what lies in
+    it is computed anew on the way back."""
     B, M, _ = log_probs.shape
     if not M:
         return [None if row else [] for row in tokens]
@@ -41,25 +45,39 @@ def ctc_alignments(log_probs: Tensor, lens: Tensor, tokens: Sequence[Sequence[in
     skips[:, 3::2] = labels[:, 3::2] != labels[:, 1:-2:2]
     lens = lens.cpu()
     log_probs = log_probs.cpu()
+    outside = torch.full((B, 2), NEVER, dtype=torch.double)
+
+    def advance(score: Tensor, frames: range) -> tuple[Tensor, Tensor]:
+        """Scores `(B, S)` after these frames, and from how many states back the best way came in each, `(n, B, S)`."""
+        came = torch.empty(len(frames), B, S, dtype=torch.int8)
+        for i, t in enumerate(frames):
+            before = torch.cat([outside, score], dim=1)
+            ways = torch.stack([before[:, 2:], before[:, 1:-1], before[:, :-2].masked_fill(~skips, NEVER)])
+            best, back = ways.max(dim=0)
+            inside = (t < lens)[:, None]
+            score = torch.where(inside, best + log_probs[:, t].gather(1, labels), score)
+            came[i] = back.masked_fill_(~inside, 0)
+        return score, came
+
     score = torch.full((B, S), NEVER, dtype=torch.double)
     score[:, :2] = log_probs[:, 0].gather(1, labels[:, :2])
-    came = torch.zeros(M, B, S, dtype=torch.int8)  # from how many states back
-    start = torch.full((B, 2), NEVER, dtype=torch.double)
-    for t in range(1, M):
-        before = torch.cat([start, score], dim=1)
-        ways = torch.stack([before[:, 2:], before[:, 1:-1], before[:, :-2].masked_fill(~skips, NEVER)])
-        best, back = ways.max(dim=0)
-        inside = (t < lens)[:, None]
-        score = torch.where(inside, best + log_probs[:, t].gather(1, labels), score)
-        came[t] = back.masked_fill_(~inside, 0)
+    size = max(1, KEPT // (B * S))
+    parts, scores = [range(first, min(first + size, M)) for first in range(1, M, size)], []
+    for frames in parts:
+        scores.append(score)
+        score, came = advance(score, frames)
     rows = torch.arange(B)
     last = torch.stack([2 * counts, (2 * counts - 1).clamp(min=0)])
     final, which = score[rows, last].max(dim=0)
     state = last[which, rows]
     path = torch.empty(M, B, dtype=torch.int64)
-    for t in range(M - 1, -1, -1):
-        path[t] = state
-        state = state - came[t, rows, state]
+    for frames, score in zip(reversed(parts), reversed(scores), strict=True):
+        if frames is not parts[-1]:
+            _, came = advance(score, frames)
+        for i in reversed(range(len(frames))):
+            path[frames[i]] = state
+            state = state - came[i, rows, state]
+    path[0] = state
     return [
         _spans(path[:length, b].numpy(), count) if not count or (length and likely) else None
         for b, (count, length, likely) in enumerate(

@@ -35,7 +35,7 @@ from asr.model.dot_product import leave_out_cudnn
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.resources import resource
-from asr.text.words import join_words
+from asr.text.words import as_written, join_words
 
 FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
@@ -282,8 +282,9 @@ class Recognizer:
         found = []
         for text, row, span in zip(transcripts, tokens, spans, strict=True):
             words = None if span is None else timed_words(self.model, row, span)
-            if words and len(words) == len(text.split()):  # a token may stand for a letter that the vocabulary lacks
-                words = [replace(word, text=said) for word, said in zip(words, text.split(), strict=True)]
+            if words:
+                said = as_written([word.text for word in words], text)
+                words = [replace(word, text=each) for word, each in zip(words, said, strict=True)]
             found.append(words)
         return found
 

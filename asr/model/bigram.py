@@ -7,6 +7,7 @@ Kneser 1994, "On structuring probabilistic dependences in stochastic language mo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -38,8 +39,12 @@ class Bigram(nn.Module):
     def of(cls, transcripts: Iterable[Sequence[int]], config: ModelConfig) -> Bigram:
         """Of transcripts as tokens, without start and end."""
         V, start, end = config.vocab_size, config.prompt[-1], config.eos
-        pairs = [first * V + second for ids in transcripts for first, second in pairwise((start, *ids, end))]
-        return cls(*torch.tensor(pairs, dtype=torch.int64).unique(return_counts=True), V)
+        counts: Counter[int] = Counter()
+        for ids in transcripts:
+            counts.update(first * V + second for first, second in pairwise((start, *ids, end)))
+        pairs = sorted(counts)
+        often = [counts[pair] for pair in pairs]
+        return cls(torch.tensor(pairs, dtype=torch.int64), torch.tensor(often, dtype=torch.int64), V)
 
     @cached_property
     def log_probs(self) -> Tensor:

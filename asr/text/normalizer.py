@@ -13,8 +13,8 @@ from collections.abc import Callable
 Normalizer = Callable[[str], str]
 
 _JOINERS = "\u200c\u200d"  # between the letters of a word in several scripts
-_MARKS = (
-    "\u00ad\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"  # hyphenation, direction
+_MARKS = (  # hyphenation, direction, variants of emoji
+    "\u00ad\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff\ufe0e\ufe0f\u20e3"
 )
 _PARTS = {
     **{"½": "a half", "¼": "a quarter", "¾": "three quarters", "⅓": "a third", "⅔": "two thirds", "⅕": "a fifth"},

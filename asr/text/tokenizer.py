@@ -131,6 +131,7 @@ class SubwordTokenizer(Tokenizer):
                 vocab_size=vocab_size,
                 model_type=kind,
                 character_coverage=1.0,
+                max_sentence_length=2**30,  # bytes; what is longer would be left out
                 normalization_rule_name="identity",
                 pad_id=BLANK,
                 unk_id=UNK,

@@ -8,13 +8,14 @@ import unicodedata
 from collections.abc import Iterable
 
 SPACE = "\u2581"  # what stands for a space in a token
+UNKNOWN = "\ufffd"  # and for a letter that no token writes
 # Thai, Lao; Burmese; Khmer; kana; Han. Not their marks and signs, which belong to the letter before
 UNSPACED = re.compile(
     "[\u0e01-\u0e30\u0e32\u0e33\u0e40-\u0e45\u0e81-\u0eb0\u0eb2\u0eb3\u0ec0-\u0ec4\u1000-\u102a\u1780-\u17b3"
     "\u3041-\u3096\u30a1-\u30fa\uff66-\uff6f\uff71-\uff9d\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 OPENING = "「『（【《〈〔"
-CLOSING = "、。，．！？：；…」』）】》〉〕"
+CLOSING = "、。，．！？：；」』）】》〉〕"
 
 
 def is_unspaced(character: str) -> bool:
@@ -40,6 +41,15 @@ def join_words(words: Iterable[str]) -> str:
     for word in filter(None, words):
         text += word if not text or begins_word(word, text) else f" {word}"
     return text
+
+
+def as_written(words: list[str], text: str) -> list[str]:
+    """The `words` of a `text` as they are in it, where U+FFFD stands for letters that a vocabulary lacks."""
+    if not any(UNKNOWN in word for word in words):
+        return words
+    parts = (re.escape(word).replace(UNKNOWN, r"\S+?") for word in words)
+    found = re.fullmatch(r"\s*".join(f"({part})" for part in parts), text)
+    return list(found.groups()) if found else words
 
 
 def split_words(text: str) -> list[str]:

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
-from asr.corpus import input_kind, iterate
+from asr.corpus import Skipped, input_kind, iterate
 from asr.text.tokenizer import Tokenizer
 from asr.training.conditions import Conditions
 from asr.training.resuming import step_seed
@@ -114,6 +114,7 @@ class SpeechDataset(Dataset):
         self.conditions = conditions
         self.longest, self.longest_text = longest or sys.maxsize, longest_text or sys.maxsize
         self.speeds = speeds
+        self.skipped = Skipped("reading")  # by this process, in all epochs
         self.seconds = [bucket.seconds for bucket in buckets]
 
     def __getitem__(self, batch: tuple[CutSet, int]) -> Batch:
@@ -121,7 +122,7 @@ class SpeechDataset(Dataset):
         inputs, texts = [], []
         speed = random.Random(seed).choice(self.speeds)
         draw = random.Random(f"{seed} {cuts[0].id}")  # which no other process has at the same time
-        for cut, sound in iterate(cuts):
+        for cut, sound in iterate(cuts, self.skipped):
             if self.conditions:
                 sound = self.conditions(sound, draw)
             inputs.append(self._labels(sound) if isinstance(sound, str) else torch.from_numpy(sound))

@@ -99,3 +99,9 @@ def test_mu_law_keeps_eight_bits():
 def test_what_is_no_probability_is_refused(probability):
     with pytest.raises(ValueError, match=r"distortion\.room is a probability"):
         DistortionConfig(room=probability)
+
+
+def test_alone_in_its_batch_an_utterance_has_no_voice_beneath_it(batch):
+    samples, lens = batch
+    alone = Distortion(DistortionConfig(voices=1.0))(samples[:1], lens[:1])
+    assert torch.equal(alone, samples[:1])

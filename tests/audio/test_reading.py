@@ -9,7 +9,16 @@ import soundfile
 import torch
 
 from asr.audio._torchaudio import functional
-from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration, read_matrix, stream_audio, write_wav
+from asr.audio.reading import (
+    SAMPLE_RATE,
+    AudioError,
+    read_audio,
+    read_duration,
+    read_matrix,
+    read_shape,
+    stream_audio,
+    write_wav,
+)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +234,10 @@ def test_a_folder_is_no_sound(tmp_path):
 def test_matrices_are_read_from_npy_and_pt(tmp_path):
     matrix = np.random.default_rng(0).random((7, 3)).astype(np.float32)
     np.save(tmp_path / "a.npy", matrix)
-    torch.save(torch.from_numpy(matrix), tmp_path / "a.pt")
+    torch.save(torch.from_numpy(matrix).requires_grad_(), tmp_path / "a.pt")
     for name in ("a.npy", "a.pt"):
         assert np.array_equal(read_matrix(tmp_path / name), matrix)
+        assert read_shape(tmp_path / name) == (7, 3)
 
 
 def test_a_pickle_is_never_loaded(tmp_path):

@@ -1,6 +1,7 @@
 import gzip
 import io
 import json
+import os
 import tarfile
 
 import numpy as np
@@ -9,7 +10,7 @@ import soundfile
 from lhotse import CutSet
 
 from asr.audio.reading import SAMPLE_RATE, read_audio
-from asr.corpus import input_kind, iterate, open_corpus, read_cut
+from asr.corpus import input_kind, iterate, open_corpus, read_cut, write_cuts
 
 
 def write(path, samples) -> None:
@@ -103,6 +104,15 @@ def test_several_utterances_of_one_file(tmp_path, tone):
     entries = [{"audio_filepath": "a.wav", "text": "one", "offset": float(i), "duration": 1.0} for i in range(3)]
     (tmp_path / "m.jsonl").write_text(manifest(entries))
     assert list(summary(open_corpus(tmp_path / "m.jsonl"))) == ["a.wav-0.0", "a.wav-1.0", "a.wav-2.0"]
+
+
+def test_the_header_of_a_file_is_read_once_for_all_of_its_utterances(tmp_path, tone, monkeypatch):
+    write(tmp_path / "a.wav", tone(2.0))
+    rows = [{"audio_filepath": "a.wav", "offset": i / 10, "duration": 0.1, "text": "one"} for i in range(20)]
+    (tmp_path / "m.jsonl").write_text(manifest(rows))
+    measured = []
+    monkeypatch.setattr("asr.corpus.utterances.read_duration", lambda path: measured.append(path) or 2.0)
+    assert len(open_corpus(tmp_path / "m.jsonl")) == 20 and len(measured) == 1
 
 
 def test_lines_of_a_manifest_end_where_jsons_do(tmp_path, tone):
@@ -303,6 +313,15 @@ def test_a_name_may_be_the_number_zero(tmp_path, tone):
     write(tmp_path / "a.wav", tone(1.0))
     (tmp_path / "m.jsonl").write_text(manifest([{"id": 0, "audio_filepath": "a.wav", "text": "one"}]))
     assert open_corpus(tmp_path / "m.jsonl")[0].id == "0"
+
+
+def test_a_matrix_with_a_name_that_is_not_utf8_is_left_out_of_what_is_written(tmp_path, caplog):
+    for name in ("ok", os.fsdecode(b"caf\xe9")):
+        np.save(tmp_path / f"{name}.npy", np.zeros((5, 4)))
+    rows = [{"id": str(i), "audio_filepath": path.name, "text": "a"} for i, path in enumerate(tmp_path.glob("*.npy"))]
+    (tmp_path / "m.jsonl").write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1]) + "\n")
+    write_cuts(open_corpus(tmp_path / "m.jsonl"), tmp_path / "cuts.jsonl.gz")
+    assert len(open_corpus(tmp_path / "cuts.jsonl.gz")) == 1 and "not UTF-8" in caplog.text
 
 
 def test_a_part_of_a_matrix_is_left_out(tmp_path, caplog):

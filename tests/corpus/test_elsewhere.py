@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import soundfile
 from lhotse import CutSet, MonoCut, Recording, SupervisionSegment
+from lhotse.qa import validate
 
 from asr.audio.reading import SAMPLE_RATE
-from asr.corpus import iterate, open_corpus, read_cut
+from asr.corpus import input_kind, iterate, open_corpus, read_cut
 from asr.corpus.shards import write_shards
 from tests.corpus.test_corpora import manifest, write
 
@@ -57,3 +58,20 @@ def test_cuts_made_elsewhere_may_be_of_another_rate(tmp_path, tone):
     (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
     CutSet.from_cuts([open_corpus(tmp_path / "m.jsonl")[0].resample(8000)]).to_file(tmp_path / "cuts.jsonl.gz")
     assert len(read_cut(open_corpus(tmp_path / "cuts.jsonl.gz")[0])) == SAMPLE_RATE
+
+
+def test_what_cuts_say_beside_their_sound_is_no_input(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
+    cut = open_corpus(tmp_path / "m.jsonl")[0]
+    cut.custom = {"source": "a talk", "matrix": 1}
+    assert input_kind(cut) == "sound" and len(read_cut(cut)) == SAMPLE_RATE
+
+
+def test_copies_are_whole_for_lhotse(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    recording = Recording.from_file(tmp_path / "a.wav", recording_id="tape")
+    said = SupervisionSegment("n", "tape", 0, 1.0, text="one")
+    CutSet.from_cuts([MonoCut("n", 0, 1.0, 0, [said], recording=recording)]).to_file(tmp_path / "cuts.jsonl.gz")
+    for cut in write_shards(open_corpus(tmp_path / "cuts.jsonl.gz"), tmp_path / "shards", 2):
+        validate(cut)

@@ -45,6 +45,14 @@ def test_a_part_ends_in_the_longest_pause_that_it_reaches():
     assert second.supervisions[0].alignment["word"][0].start == pytest.approx(MARGIN)  # of the pause as much stays
 
 
+def test_letters_of_a_script_without_spaces_stay_together():
+    cut = talk([0.1] * 3)
+    words = cut.supervisions[0].alignment["word"]
+    words[:] = [word._replace(symbol=letter) for word, letter in zip(words, "你好吗", strict=True)]
+    (only,) = segment(cut, 10.0)
+    assert only.supervisions[0].text == "你好吗"
+
+
 def test_silence_around_all_of_it_is_left_out():
     (only,) = segment(talk([4.0, 0.2]), 10.0)
     assert only.start == pytest.approx(4.0 - MARGIN) and only.duration == pytest.approx(1.0 + 2 * MARGIN)

@@ -22,8 +22,10 @@ def brute_force(log_probs, tokens):
     return best_path
 
 
+@pytest.mark.parametrize("kept", [2**27, 160, 1], ids=["at once", "in parts", "frame by frame"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_alignments_are_the_likeliest_paths(seed):
+def test_the_alignments_are_the_likeliest_paths(seed, kept, monkeypatch):
+    monkeypatch.setattr("asr.decode.alignment.KEPT", kept)
     generator = torch.Generator().manual_seed(seed)
     transcripts, lens = [[1], [1, 2], [1, 1], [2, 1, 2], [1, 2, 2], []], [6, 5, 6, 4, 6, 6]
     log_probs = torch.randn(6, 6, 3, generator=generator).mul(2).log_softmax(dim=2)

@@ -68,6 +68,10 @@ def test_neutral_drops_what_is_not_seen():
     assert neutral("Wör\u00adter \u200dund\u200bmehr \u200d \u202bא") == "wörter und mehr א"
 
 
+def test_neutral_leaves_nothing_of_emoji():
+    assert neutral("I ❤\ufe0f you 1\ufe0f\u20e3") == "i you 1"
+
+
 def test_an_unknown_normaliser_names_the_choices():
     with pytest.raises(ValueError, match="english"):
         get_normalizer("german")

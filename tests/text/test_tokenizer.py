@@ -65,3 +65,8 @@ def test_a_folder_without_tokenizer_says_so(tmp_path):
 def test_too_large_a_vocabulary_is_a_clear_error():
     with pytest.raises(ValueError, match="tokenizer.vocab_size=5000"):
         SubwordTokenizer.train(TEXTS, 5000)
+
+
+def test_letters_of_long_texts_are_in_the_vocabulary():
+    long = " ".join(["the cat sat"] * 500) + " caté"
+    assert UNK not in SubwordTokenizer.train([*TEXTS, long], 45).encode("é")

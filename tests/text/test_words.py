@@ -2,7 +2,7 @@ import pytest
 
 from asr.text.tokenizer import CharTokenizer, SubwordTokenizer
 from asr.text.whisper import WhisperTokenizer
-from asr.text.words import begins_word, is_unspaced, join_words, split_words
+from asr.text.words import as_written, begins_word, is_unspaced, join_words, split_words
 
 WEATHER = "今日はいい天気。"
 
@@ -33,6 +33,27 @@ def test_words_begin_after_a_space_and_at_every_letter_of_such_a_script(text, wo
 def test_words_are_joined_as_their_scripts_are_written():
     assert join_words(["all", "", "of", "you"]) == "all of you"
     assert join_words(["今", "日", "ok", "go", "天。", "気"]) == "今日ok go天。気"
+
+
+def test_what_ends_in_dots_has_its_space():
+    assert join_words(["well…", "maybe"]) == "well… maybe"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["hello", "w\ufffdrld"], "hello wörld"),
+        (["\ufffd", "x", "\ufffd\ufffd"], "ö x üä"),
+        (["a\ufffd"], "aöü"),  # a subword tokenizer has one for all letters that it lacks
+        (["你\ufffd", "吗"], "你龘吗"),
+    ],
+)
+def test_letters_that_no_token_writes_are_those_of_the_text(words, text):
+    assert join_words(as_written(words, text)) == text
+
+
+def test_words_of_another_text_stay():
+    assert as_written(["a\ufffd", "b"], "c d") == ["a\ufffd", "b"]
 
 
 def test_tokens_of_several_letters_are_words_as_they_are():

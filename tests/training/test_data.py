@@ -8,9 +8,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from lhotse import CutSet
 
 from asr.corpus import open_corpus
 from asr.corpus.shards import write_shards
+from asr.corpus.utterances import NAMED
 from asr.training.batches import LABELS, Bucket, EpochOrder, TimedLoader, make_buckets
 from asr.training.building import build_model, build_tokenizer
 from asr.training.conditions import Conditions
@@ -87,6 +89,16 @@ def test_some_utterances_have_been_through_a_codec_and_the_same_ones_each_time(d
     assert torch.equal(some.inputs, again.inputs) and torch.equal(some.lens, clean.lens)
     same = [(x.inputs == clean.inputs).all(dim=1).sum() for x in (some, all_of_them)]
     assert 0 < same[0] < len(clean.lens) and same[1] == 0
+
+
+def test_a_file_that_is_gone_is_named_and_not_each_batch_that_it_was_of(data, tmp_path, caplog):
+    dataset, cuts = data._loader(None, [1.0], data.buckets).dataset, list(data.train_cuts)[:14]
+    for cut in cuts[:12]:
+        cut.recording.sources[0].source = str(tmp_path / "gone.wav")
+    for _ in range(2):
+        for first in range(0, 14, 2):
+            dataset[CutSet.from_cuts(cuts[first : first + 2]), 1]
+    assert caplog.text.count("no such file") == NAMED and "utterances left out" not in caplog.text
 
 
 def test_the_batches_of_an_update_have_one_shape_on_all_devices(corpus, tmp_path):
