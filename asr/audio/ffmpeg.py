@@ -12,18 +12,21 @@ import numpy as np
 from asr.audio.headers import AudioError, check_missing
 
 if TYPE_CHECKING:
+    from av.audio.frame import AudioFrame
     from av.audio.stream import AudioStream
     from av.container import InputContainer
 
+INDEXED = ("mov", "matroska")  # what FFmpeg calls m4a and mp4, mkv and webm
+RUN_UP = 1.0  # seconds that are decoded before what is wanted: what decoders and resamplers remember
 LATE = 0.5  # seconds before the end by the header at which a sound may end: encoders add some, and other streams
 
 
 def decode_with_ffmpeg(
-    sample_rate: int, file: BinaryIO, name: str, reason: str, channel: int | None
+    sample_rate: int, file: BinaryIO, name: str, reason: str, begin: int, channel: int | None
 ) -> Iterator[np.ndarray]:
-    """Blocks of samples `(N,)` of the first audio stream, of one `channel` or their mean. Raises AudioError, after what
-    could be read, where it is damaged, or ends before its header says; with `reason`, for which it was not read
-    otherwise, where PyAV is missing."""
+    """Blocks of samples `(N,)` of the first audio stream, of one `channel` or their mean, from `begin` seconds on
+    (which Matroska knows to a millisecond). Raises AudioError, after what could be read, where it is damaged, or ends
+    before its header says; with `reason`, for which it was not read otherwise, where PyAV is missing."""
     try:
         import av
     except ImportError:
@@ -34,7 +37,8 @@ def decode_with_ffmpeg(
             if not container.streams.audio:
                 raise AudioError(f"{name}: there is no sound in it")
             duration = _duration(container)
-            frames = container.decode(audio=0)
+            frames, heard = _frames(container, begin)
+            unwanted = round((begin - heard) * sample_rate)
             for _, alike in groupby(frames, lambda frame: (frame.format.name, frame.layout.name, frame.rate)):
                 resampler = av.AudioResampler(format="fltp", rate=sample_rate)
                 for frame in chain(alike, [None]):
@@ -46,7 +50,9 @@ def decode_with_ffmpeg(
                             there = f"its channels are 0 to {len(samples) - 1}"
                             raise AudioError(f"{name}: {there}, and {channel} was asked for")
                         heard += samples.shape[1] / sample_rate
-                        yield samples.mean(axis=0) if channel is None else samples[channel]
+                        mono = samples.mean(axis=0) if channel is None else samples[channel]
+                        yield mono[max(0, unwanted) :]
+                        unwanted -= len(mono)
     except AudioError:
         raise
     except (av.FFmpegError, ValueError) as error:
@@ -64,6 +70,21 @@ def duration_by_ffmpeg(file: BinaryIO) -> float | None:
         with contextlib.suppress(av.FFmpegError), _opened(file) as container:
             return _duration(container)
     return None
+
+
+def _frames(container: InputContainer, begin: int) -> tuple[Iterator[AudioFrame], float]:
+    """Frames of the first audio stream from a place before `begin` seconds, and which: the beginning, where the
+    container has no index by which another is found."""
+    stream: AudioStream = container.streams.audio[0]
+    if begin > RUN_UP and container.format.name.startswith(INDEXED) and stream.start_time is not None:
+        zero = float(stream.start_time * stream.time_base)
+        container.seek(round(1e6 * (zero + begin - RUN_UP)))
+        frames = container.decode(audio=0)
+        first = next(frames, None)
+        if first is not None and first.time is not None and first.time - zero <= begin:
+            return chain([first], frames), first.time - zero
+        container.seek(0)
+    return container.decode(audio=0), 0.0
 
 
 def _opened(file: BinaryIO) -> InputContainer:

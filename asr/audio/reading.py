@@ -227,8 +227,8 @@ def _open(source: Source, name: str) -> BinaryIO:
 def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: int | None) -> Iterator[np.ndarray]:
     def by_ffmpeg(reason: str) -> Iterator[np.ndarray]:
         file.seek(0)
-        blocks = (_finite(block, name) for block in decode_with_ffmpeg(SAMPLE_RATE, file, name, reason, channel))
-        return _between(blocks, begin * SAMPLE_RATE, sys.maxsize)
+        blocks = decode_with_ffmpeg(SAMPLE_RATE, file, name, reason, begin, channel)
+        return (_finite(block, name) for block in blocks)
 
     try:
         sound = soundfile.SoundFile(file)

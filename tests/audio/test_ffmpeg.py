@@ -47,6 +47,41 @@ def test_several_channels_are_averaged_and_the_header_says_how_long_it_is(tmp_pa
     assert read_duration(path) == pytest.approx(6, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("form", "codec"), [("webm", "libopus"), ("mkv", "aac"), ("m4a", "aac"), ("mp4", "aac"), ("aac", "aac")]
+)
+def test_a_part_is_found_by_the_index_where_there_is_one(tmp_path, form, codec, monkeypatch):
+    """Of an hour, as corpora of talks have it, not all of what is before it is decoded."""
+    noise = np.random.default_rng(0).normal(0, 1, (1, 40 * RATE))
+    smooth = np.stack([np.convolve(noise[0], np.hanning(200), "same")])  # what codecs hardly change
+    path = encode(tmp_path / f"a.{form}", codec, 0.3 * smooth / np.abs(smooth).max())
+    whole = read_audio(path)
+    frames = []
+    resampler = av.AudioResampler
+    monkeypatch.setattr(av, "AudioResampler", lambda **how: _Counting(resampler(**how), frames))
+    for start in (0.0, 0.7, 31.7, 36.0):
+        frames.clear()
+        part = read_audio(path, start=start, end=start + 1.5)
+        assert len(part) == 1.5 * SAMPLE_RATE
+        first, late = round(start * SAMPLE_RATE), SAMPLE_RATE // 1000 if form in ("webm", "mkv") else 0
+        places = range(max(0, first - late), first + late + 1)
+        apart = min(np.abs(part - whole[place : place + len(part)]).max() for place in places)
+        assert apart < 0.05 * np.abs(part).max(), start
+        if form != "aac":
+            assert sum(frames) < 10 * RATE
+
+
+class _Counting:
+    """A resampler that notes how much it is given."""
+
+    def __init__(self, resampler, frames: list[int]):
+        self.resampler, self.frames = resampler, frames
+
+    def resample(self, frame):
+        self.frames.append(frame.samples if frame else 0)
+        return self.resampler.resample(frame)
+
+
 def test_a_guess_at_the_length_of_what_was_written_to_a_pipe_is_not_believed(tmp_path, sides):
     class Pipe:
         written = b""
