@@ -75,10 +75,13 @@ def duration_by_ffmpeg(file: BinaryIO) -> float | None:
 def _frames(container: InputContainer, begin: int) -> tuple[Iterator[AudioFrame], float]:
     """Frames of the first audio stream from a place before `begin` seconds, and which: the beginning, where the
     container has no index by which another is found."""
+    import av
+
     stream: AudioStream = container.streams.audio[0]
     if begin > RUN_UP and container.format.name.startswith(INDEXED) and stream.start_time is not None:
         zero = float(stream.start_time * stream.time_base)
-        container.seek(round(1e6 * (zero + begin - RUN_UP)))
+        with contextlib.suppress(av.FFmpegError):
+            container.seek(round(1e6 * (zero + begin - RUN_UP)))
         frames = container.decode(audio=0)
         first = next(frames, None)
         if first is not None and first.time is not None and first.time - zero <= begin:
