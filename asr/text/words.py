@@ -47,9 +47,9 @@ def as_written(words: list[str], text: str) -> list[str]:
     """The `words` of a `text` as they are in it, where U+FFFD stands for letters that a vocabulary lacks."""
     if not any(UNKNOWN in word for word in words):
         return words
-    parts = (re.escape(word).replace(UNKNOWN, r"\S+?") for word in words)
+    parts = (re.escape(word).replace(UNKNOWN, ".+?") for word in words)
     found = re.fullmatch(r"\s*".join(f"({part})" for part in parts), text)
-    return list(found.groups()) if found else words
+    return [part.strip() for part in found.groups()] if found else words
 
 
 def split_words(text: str) -> list[str]:

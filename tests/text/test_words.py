@@ -52,6 +52,10 @@ def test_letters_that_no_token_writes_are_those_of_the_text(words, text):
     assert join_words(as_written(words, text)) == text
 
 
+def test_a_space_that_the_vocabulary_lacks_is_of_no_word():
+    assert as_written(["他\ufffd", "好"], "他 好") == ["他", "好"]
+
+
 def test_words_of_another_text_stay():
     assert as_written(["a\ufffd", "b"], "c d") == ["a\ufffd", "b"]
 
