@@ -59,14 +59,13 @@ def sound_of(data: list[tuple]) -> float:
 def ours(config: ModelConfig, compiled: bool = False):
     """The model, and its loss of a batch."""
     from asr.model import Transformer
-    from asr.model.layers import layers_of
+    from asr.training.base import compile_layers
     from asr.training.config import LossConfig
     from asr.training.loss import joint_loss, lens_for_ctc
 
     model = Transformer(config)
     if compiled:
-        for layer in layers_of(model):
-            layer.compile(dynamic=True)
+        compile_layers(model)
     config = LossConfig(ctc_weight=0.3, intermediate_ctc=0)
 
     def loss(X, X_lens, Y, Y_lens):

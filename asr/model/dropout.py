@@ -1,7 +1,10 @@
-"""Dropout (Srivastava et al. 2014), with masks that are cheap on a CPU.
+"""Dropout (Srivastava et al. 2014), with masks that are cheap on a CPU and where layers are compiled.
 
 torch draws Bernoulli numbers on one thread, which takes a quarter of a training step on a CPU. There the masks come
-from numpy's SFC64 instead, one byte an element, seeded from torch's generator: `torch.manual_seed` fixes them too.
+from numpy's SFC64 instead, one byte an element. What torch.compile makes draws ten rounds of Philox for each element,
+for which a GPU needs longer than to read it, and writes the mask for the backward pass. There the masks are a hash of
+the element's place, which the backward pass computes again. Both are seeded from torch's generators:
+`torch.manual_seed` fixes them too.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import relu
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -26,14 +30,55 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        if x.device.type != "cpu" or torch.compiler.is_compiling():  # whose kernels draw as they compute
-            return nn.functional.dropout(x, self.p)
-        return x * cpu_dropout_mask(x.shape, self.p, x.dtype)
+        return _drop(x, self.p) if self._drops else x
+
+    def of_relu(self, x: Tensor) -> Tensor:
+        """dropout(relu(x)), which keeps its result alone for the backward pass: what is zero has no gradient."""
+        if self._drops and not torch.compiler.is_compiling():  # which decides itself what to keep
+            return _DroppedReLU.apply(x, self.p)
+        return self(relu(x))
+
+    @property
+    def _drops(self) -> bool:
+        return self.training and self.p > 0
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+class _DroppedReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, p: float) -> Tensor:
+        y = _drop(relu(x), p)
+        ctx.save_for_backward(y)
+        ctx.scale = _cpu_scale(_threshold(p, x.dtype), x.dtype) if x.device.type == "cpu" else 1 / (1 - p)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(gradient, y, 0) * ctx.scale, None
+
+
+def _drop(x: Tensor, p: float) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.where(hashed_mask(x.shape, p, x.device), x * (1 / (1 - p)), 0.0)
+    return x * cpu_dropout_mask(x.shape, p, x.dtype) if x.device.type == "cpu" else nn.functional.dropout(x, p)
+
+
+def hashed_mask(shape: torch.Size, p: float, device: torch.device) -> Tensor:
+    """False with probability `p`: of 31 bits of Wellons' lowbias32 of the place, with two numbers that are drawn."""
+    seeds = torch.randint(2**31 - 1, (2,), dtype=torch.int32, device=device)
+    x = torch.arange(shape.numel(), dtype=torch.int32, device=device).view(shape) ^ seeds[0]
+    x = (x ^ _shifted(x, 16)) * 0x7FEB352D + seeds[1]
+    x = (x ^ _shifted(x, 15)) * (0x846CA68B - 2**32)
+    x = x ^ _shifted(x, 16)
+    return (x & (2**31 - 1)) >= int(p * 2**31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Of int32, but zeros come in."""
+    return (x >> bits) & (2 ** (32 - bits) - 1)
 
 
 def cpu_dropout_mask(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
@@ -45,8 +90,12 @@ def cpu_dropout_mask(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
     kept = torch.from_numpy(words.view(np.uint8)[:count] >= threshold).view(shape)
     # a whole number of the same bits is multiplied: in bfloat16 a third of the time
     alike = BITS[dtype.itemsize]
-    scale = torch.tensor(256 / (256 - threshold), dtype=dtype).view(alike).item()
+    scale = torch.tensor(_cpu_scale(threshold, dtype), dtype=dtype).view(alike).item()
     return kept.to(alike).mul_(scale).view(dtype)
+
+
+def _cpu_scale(threshold: int, dtype: torch.dtype) -> float:
+    return torch.tensor(256 / (256 - threshold), dtype=dtype).item()
 
 
 @cache

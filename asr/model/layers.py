@@ -27,12 +27,19 @@ class FeedForward(nn.Sequential):
             nn.Linear(config.ffn_dim, config.d_model),
         )
 
+    def forward(self, x: Tensor) -> Tensor:
+        """`(..., D)` -> `(..., D)`."""
+        expand, activation, dropout, output = self
+        x = expand(x)
+        return output(dropout.of_relu(x) if isinstance(activation, nn.ReLU) else dropout(activation(x)))
+
 
 class Residual(nn.Module):
     """A sub-layer's residual connection and layer norm.
 
     Post-norm (the paper): norm(x + dropout(sub(x))). Pre-norm: x + dropout(sub(norm(x))). `weight` scales the
-    sub-layer's part (the Conformer's half steps)."""
+    sub-layer's part (the Conformer's half steps). Under autocast a pre-norm stack's sum, which grows from layer to
+    layer, stays in float32; what a post-norm layer gives, normalised, is rounded to what the next one multiplies."""
 
     def __init__(self, config: ModelConfig, weight: float = 1.0):
         super().__init__()
@@ -44,7 +51,8 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.norm_first:
             return torch.add(x, self.dropout(sublayer(to_autocast_dtype(self.norm(x)))), alpha=self.weight)
-        return self.norm(torch.add(x, self.dropout(sublayer(to_autocast_dtype(x))), alpha=self.weight))
+        x = to_autocast_dtype(x)
+        return to_autocast_dtype(self.norm(torch.add(x, self.dropout(sublayer(x)), alpha=self.weight)))
 
 
 def to_autocast_dtype(x: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from typing import Any
@@ -127,10 +126,8 @@ class Samples(L.Callback):
         weights: list[torch.Tensor] = []
         Y = batch.Y[:1, : batch.Y_lens[0]]
         decoder = model.transformer.decoder
-        # layers that keep their weights would each be compiled anew, for all that have kept some before
-        with torch.compiler.set_stance("force_eager") if module.compiled else contextlib.nullcontext():
-            memory, memory_lens = model.transformer.encoder(X, X_lens)
-            decoder(decoder.prompted(Y), memory, memory_lens, weights)
+        memory, memory_lens = model.transformer.encoder(X, X_lens)
+        decoder(decoder.prompted(Y), memory, memory_lens, weights)
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.add_subplot(xlabel="encoder frame", ylabel="token")  # what it says is in the transcripts
         axes.imshow(weights[-1][0].mean(dim=0).float().cpu(), aspect="auto", origin="lower")

@@ -21,7 +21,6 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.training.averaging import average_checkpoints, best_checkpoints
 from asr.training.building import build_model, build_tokenizer
-from asr.training.callbacks import Samples
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.run import train
@@ -114,19 +113,23 @@ def test_layers_are_compiled_where_that_is_wanted(corpus, tmp_path, monkeypatch)
     assert len(compiled) == len(layers_of(torch.nn.ModuleList(compiled))) > 1
 
 
-def test_the_attention_picture_compiles_nothing(corpus, tmp_path):
-    config = options(corpus, tmp_path, "model.decoder_layers=3")
-    data = SpeechData(config.data, seed=1)
-    model = build_model(config, build_tokenizer(config.tokenizer, data.texts())).eval()
-    data.fit_to(model)
-    samples, counter = Samples(), CompileCounter()
-    samples.batch = next(iter(data.val_dataloader()))
-    for layer in layers_of(model):
-        layer.compile(dynamic=True, backend=counter)
-    samples._picture(types.SimpleNamespace(model=model, compiled=True))
-    assert counter.frame_count == 0
-    samples._picture(types.SimpleNamespace(model=model, compiled=False))
-    assert counter.frame_count > 0
+def test_validation_compiles_nothing_its_attention_picture_neither(corpus, tmp_path, monkeypatch):
+    counter, compiles, seen = CompileCounter(), torch.nn.Module.compile, []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **_: compiles(module, dynamic=True, backend=counter))
+    for step in ("on_validation_start", "on_validation_end"):
+        whole = getattr(SpeechTraining, step)
+
+        def noted(self, step=step, whole=whole):
+            seen.append((step, counter.frame_count))
+            return whole(self)
+
+        monkeypatch.setattr(SpeechTraining, step, noted)
+    train(options(corpus, tmp_path / "exp", "epochs=2", "compile=true"))
+    at = dict(seen)  # the last time
+    assert at["on_validation_start"] == at["on_validation_end"] > 0
+    assert [step for step, _ in seen].count("on_validation_start") >= 2
+    torch.compile(lambda x: x + 1, backend=(after := CompileCounter()))(torch.ones(2))
+    assert after.frame_count == 1
 
 
 def test_feature_matrices_train_and_decode(tmp_path):
