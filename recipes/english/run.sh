@@ -92,6 +92,11 @@ if begin 8 "weights of decoding, confidences"; then
   [ -z "$text" ] || fused=(--lm "$out/lm/model" --lm-weights 0.5 0.7 --ilm-weights 0 0.5 --beam-size 6)
   python -m asr.tune "$cuts"/*.some.jsonl.gz --model "$out/model" --ctc-weights 0.3 0.5 --length-bonuses 0 0.5 \
     ${fused[@]+"${fused[@]}"} --write
+  # a CPU that is quick at whole numbers decodes in them: so it shall, with confidences that fit
+  if python -c 'import sys, torch; from asr.decode.quantization import can_quantize as can
+sys.exit(not can(torch.device("cpu")))'; then
+    python -m asr.tune "$cuts"/*.some.jsonl.gz --model "$out/model" --device cpu --precision int8 --write
+  fi
   finish
 fi
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from asr.audio.reading import SAMPLE_RATE
+from asr.decode.quantization import can_quantize
 from tests.recipes.conftest import SMALL, run_recipe
 
 
@@ -58,7 +59,9 @@ def test_from_the_corpora_to_the_table(tmp_path, programs):
     second, more, mean = (each["transformer.decoder.norm.bias"].float() for each in weights)
     assert not torch.equal(second, more)
     torch.testing.assert_close(mean, (second + more) / 2, atol=1e-5, rtol=1e-3)
-    assert json.loads((model / "decoding.json").read_text())["options"]["beam_size"] == 6
+    tuned = json.loads((model / "decoding.json").read_text())
+    assert tuned["options"]["beam_size"] == 6
+    assert tuned["int8"] == can_quantize(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
