@@ -133,10 +133,13 @@ class SpeechDataset(Dataset):
         labels = [self._labels(text) for text in texts]
         seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
         rate = STEPS_PER_SECOND if cuts[0].recording is None else SAMPLE_RATE
-        # a text has fewer tokens than characters, by which buckets go
-        is_text = input_kind(cuts[0]) == "text"
+        if input_kind(cuts[0]) == "text":  # which has fewer tokens than characters, by which buckets go
+            length = min(_rounded(inputs), self.longest_text)
+        else:  # a file may have a little more than it is said to
+            length = math.ceil(seconds * rate)
+            inputs = [x[:length] for x in inputs]
         return Batch(
-            _padded(inputs, min(_rounded(inputs), self.longest_text) if is_text else math.ceil(seconds * rate)),
+            _padded(inputs, length),
             torch.tensor([len(x) for x in inputs]),
             _padded(labels, min(_rounded(labels), self.longest)),
             torch.tensor([len(y) for y in labels]),

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from lhotse import CutSet
 
@@ -164,6 +165,17 @@ def test_what_the_encoder_has_no_positions_for_is_left_out(corpus, tmp_path, cap
     assert most(data.dev_cuts, 1.0) <= 22 < most(data.dev_cuts, slowest)  # which is played as it is
     assert "encoder frames are more than model.max_positions=22" in caplog.text
     train(config)
+
+
+def test_what_a_file_has_beyond_what_it_is_said_to_have_goes_past_no_bucket(data, tmp_path):
+    for name, seconds in (("a", 1.06), ("b", 0.9)):
+        soundfile.write(tmp_path / f"{name}.wav", np.full(round(seconds * 16000), 0.1), 16000)
+    said = [{"audio_filepath": f"{name}.wav", "duration": d, "text": "low"} for name, d in (("a", 1.0), ("b", 0.9))]
+    (tmp_path / "rounded.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
+    cuts = open_corpus(tmp_path / "rounded.jsonl")
+    batch = data._loader([], [1.0], make_buckets([cut.duration for cut in cuts], 10)).dataset[cuts, 1]
+    assert batch.inputs.shape == (2, 16000)
+    assert sorted(batch.lens.tolist()) == [14400, 16000]
 
 
 def test_transcripts_that_the_tokenizer_cannot_write_are_counted(corpus, tmp_path, caplog):
