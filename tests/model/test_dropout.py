@@ -45,7 +45,7 @@ def test_compiled_the_gradient_is_of_what_was_kept_and_no_mask_is_stored(relu, d
     dropout, sizes = Dropout(0.3), []
     compiled = torch.compile(dropout.of_relu if relu else dropout, backend="aot_eager_decomp_partition", dynamic=True)
     for length in (40, 60):
-        x = torch.randn(length, 50, dtype=dtype, requires_grad=True)
+        x = torch.randn(length, 50).to(dtype).requires_grad_()
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
             y = compiled(x)
         y.sum().backward()
