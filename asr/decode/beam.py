@@ -30,6 +30,7 @@ from asr.model.transformer import Transformer
 
 # steps between two looks at who is done, and between two at what no hypothesis goes back to; on a GPU each is a sync
 LOOKS = {"cpu": (2, 4), "cuda": (8, 8)}
+RISE = 3.0  # nats by which a score may still rise where an internal language model's is subtracted
 CATCHING_UP = 6  # tokens whose bonus may bring a hypothesis back: waiting for more costs more than it gains
 LEAVING = 5  # finished utterances leave once they are a fifth of the batch: moving the others takes as long as a step
 
@@ -257,10 +258,9 @@ class BeamSearch:
         self.ended = Ended(select_rows(tokens, index), select_rows(scores, index), lens.gather(1, index), best)
 
     def _done(self, step: int) -> Tensor:
-        """Which utterances `(B,)` do not change their n-best any more: log-probabilities only fall. (With the internal
-        language model's subtracted they may rise, and bonuses add up; neither changed any of 225 and of 150
-        transcripts, docs/notebook/decoding.md.)"""
-        best = self.running.scores[:, 0, -1]
+        """Which utterances `(B,)` do not change their n-best any more: log-probabilities only fall, but for what bonuses
+        and subtracted scores may bring back."""
+        best = self.running.scores[:, 0, -1] + (0.0 if self.ilm is None else RISE)
         bonus = max(self.options.length_bonus, 0.0) + (self.options.phrase_weight if self.phrases else 0.0)
         to_come = (self.limit - step).clamp(0, CATCHING_UP) * bonus
         return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= LOG_ZERO)

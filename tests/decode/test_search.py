@@ -182,6 +182,20 @@ def test_when_those_who_are_done_leave_the_batch_makes_no_difference(transformer
             assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
 
 
+def test_what_a_subtracted_score_brings_back_is_waited_for(transformer, language_model, monkeypatch):
+    with torch.no_grad():
+        for output in (transformer.decoder.output, language_model.output):
+            output.weight.zero_()
+            output.bias.zero_()
+        transformer.decoder.output.bias[EOS] = 0.5
+        transformer.bigram.log_probs.zero_()[5, 6] = -10.0  # which 5 alone does not bring
+    options = DecodeOptions(beam_size=5, ctc_weight=0.0, lm_weight=0.1, ilm_weight=0.5)
+    for looks in ((1, 1), (1000, 1000)):
+        monkeypatch.setattr("asr.decode.beam.LOOKS", {"cpu": looks})
+        best = search(transformer, X[1:2, :23], X_LENS[1:2], options, language_model)[0][0]
+        assert best.tokens == [5, 6, 5, 6]
+
+
 def test_what_its_bonus_would_not_bring_back_is_not_waited_for(transformer, monkeypatch):
     made, advance = [], BeamSearch.advance
     monkeypatch.setattr(BeamSearch, "advance", lambda self, step: (made.append(step), advance(self, step)))
