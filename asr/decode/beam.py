@@ -258,8 +258,8 @@ class BeamSearch:
         self.ended = Ended(select_rows(tokens, index), select_rows(scores, index), lens.gather(1, index), best)
 
     def _done(self, step: int) -> Tensor:
-        """Which utterances `(B,)` do not change their n-best any more: log-probabilities only fall, but for what bonuses
-        and subtracted scores may bring back."""
+        """Which utterances `(B,)` do not change their n-best any more: log-probabilities only fall, but for what
+        bonuses and a subtracted score may bring back."""
         best = self.running.scores[:, 0, -1] + (0.0 if self.ilm is None else RISE)
         bonus = max(self.options.length_bonus, 0.0) + (self.options.phrase_weight if self.phrases else 0.0)
         to_come = (self.limit - step).clamp(0, CATCHING_UP) * bonus

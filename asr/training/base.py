@@ -52,6 +52,7 @@ class Training(L.LightningModule):
         if self.trainer.state.fn != "fit":
             return
         if self.compiled:
+            torch.compiler.set_stance("default")  # where a validation before has ended by an error
             compile_layers(self)
         if self.device_mesh:
             half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
