@@ -80,6 +80,8 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     if unasked and (strategy == "greedy" or (strategy == "ctc" and beam_size == 1)):
         alone = f"--strategy {strategy}{' with a beam of 1' if strategy == 'ctc' else ''}"
         raise ValueError(f"{alone} uses no other model: leave out --lm, --ngram and their weights")
+    if strategy == "greedy" and (given.get("beam_size", 1) > 1 or given.get("length_bonus")):
+        raise ValueError("--strategy greedy has one hypothesis: leave out --beam-size and --length-bonus")
     if strategy == "ctc" and (given.get("ctc_weight") is not None or given.get("ilm_weight")):
         raise ValueError("--strategy ctc is without the decoder: leave out --ctc-weight and --ilm-weight")
     for model, *weights in (("language_model", "lm_weight", "ilm_weight"), ("ngram", "ngram_weight")):

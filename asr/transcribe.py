@@ -16,6 +16,8 @@ from pathlib import Path
 from asr.commands import add_decoding_options, first_repeated, guarded, load_recognizer, progress_bar, say
 from asr.formats import FORMATS, ctm_name
 
+UNFINISHED = ".unfinished"  # at the end of a file's name while it is written
+
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-transcribe", description="Transcribes recordings.")
@@ -74,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _write(place: Path, text: str) -> None:
-    unfinished = place.with_name(f".{place.name}")
+    unfinished = place.with_name(f".{place.name}{UNFINISHED}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(text, encoding="utf-8")
@@ -100,13 +102,14 @@ def _places(files: list[str], names: list[str], args: argparse.Namespace, is_tex
         return [None] * len(files)
     suffix = ".txt" if args.format == "text" else f".{args.format}"
     places = [args.out / f"{name}{suffix}" for name in names]
-    if twice := first_repeated(places):
+    parts = [place.with_stem(f"{place.stem}.part") for place in places]  # where one cannot be read to its end
+    if twice := first_repeated([*places, *parts]):
         raise ValueError(f"--out: several of the files would be written to {twice}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         there = next((place for place in places if place.exists()), None)
-        for place in places:
-            place.with_name(f".{place.stem}.part{place.suffix}").exists()  # the longest of its names
+        for part in parts:
+            part.with_name(f".{part.name}{UNFINISHED}").exists()  # the longest of its names
     except OSError as error:  # a name that is too long, too
         raise ValueError(f"--out: {error}") from None
     if there and not args.skip_existing:

@@ -222,6 +222,8 @@ def test_names_that_cannot_be_are_one_line_each(files):
         (["--attention-window", "0"], "--attention-window must be at least 1"),
         (["--strategy", "greedy", "--nbest", "3"], "strategy greedy finds one hypothesis"),
         (["--strategy", "greedy", "--lm-weight", "0.3"], "--strategy greedy uses no other model"),
+        (["--strategy", "greedy", "--beam-size", "20"], "--strategy greedy has one hypothesis"),
+        (["--strategy", "greedy", "--length-bonus", "3"], "--strategy greedy has one hypothesis"),
         (
             ["--strategy", "ctc", "--beam-size", "1", "--lm-weight", "0.3"],
             "--strategy ctc with a beam of 1 uses no other",

@@ -46,6 +46,16 @@ def test_the_transcripts_of_a_folder_lie_as_its_files_do_and_an_interrupted_run_
     assert {path.name for path in (files / "out").rglob("*") if path.is_file()} == {"1.txt", "b.txt"}
 
 
+def test_no_transcript_takes_the_place_of_another(files):
+    for name in (".a.wav", "a.part.wav"):
+        shutil.copy(files / "a.wav", files / name)
+    rest = ("--model", files / "model", "--out", files / "out")
+    assert call("asr.transcribe", files / ".a.wav", files / "a.wav", *rest).returncode == 0
+    assert {path.name for path in (files / "out").iterdir()} == {".a.txt", "a.txt"}
+    done = call("asr.transcribe", files / "a.part.wav", files / "a.wav", *rest[:-1], files / "other")
+    assert done.returncode == 2 and b"a.part.txt" in done.stderr
+
+
 def test_what_could_not_be_read_to_its_end_is_not_done(files):
     whole = (files / "a.wav").read_bytes()
     (files / "a.wav").write_bytes(whole[: -len(whole) // 4])

@@ -80,11 +80,17 @@ def _transcribe(
     started = time.monotonic()
     transcripts = list(recognizer.transcribe_all(sounds(), progress))
     took = time.monotonic() - started
+    skipped, heard = Skipped("decoding"), []
+    skipped.total = len(read)
     for cut, transcript in zip(read, transcripts, strict=True):
-        if transcript.error:
-            raise ValueError(f"{cut.id}: {transcript.error}")
-    references = [normalize(cut.supervisions[0].text or "") for cut in read]
-    return Transcribed(read, references, [normalize(transcript.text) for transcript in transcripts], transcripts, took)
+        if transcript.error:  # of an array, which has no name of its own
+            skipped.add(cut.id, transcript.error.removeprefix(f"{transcript.name}: "))
+        else:
+            heard.append((cut, transcript))
+    skipped.report()
+    references = [normalize(cut.supervisions[0].text or "") for cut, _ in heard]
+    hypotheses = [normalize(transcript.text) for _, transcript in heard]
+    return Transcribed([cut for cut, _ in heard], references, hypotheses, [transcript for _, transcript in heard], took)
 
 
 def transcribe_together(

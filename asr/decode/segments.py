@@ -49,7 +49,8 @@ def cut_at_pauses(blocks: Iterator[np.ndarray], longest: float = LONGEST) -> Ite
             done = end
             if begin is not None:
                 first, stop = begin * FRAME, min(end * FRAME, len(window))
-                yield Piece((start + first) / SAMPLE_RATE, window[first:stop])
+                # a copy: it waits for others, and a view would keep the whole window
+                yield Piece((start + first) / SAMPLE_RATE, window[first:stop].copy())
         if last:
             return
         rest, start = window[done * FRAME :], start + done * FRAME

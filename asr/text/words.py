@@ -47,7 +47,9 @@ def as_written(words: list[str], text: str) -> list[str]:
     """The `words` of a `text` as they are in it, where U+FFFD stands for letters that a vocabulary lacks."""
     if not any(UNKNOWN in word for word in words):
         return words
-    parts = (re.escape(word).replace(UNKNOWN, ".+?") for word in words)
+    parts, spaced = [re.escape(word).replace(UNKNOWN, ".+?") for word in words], text.split()
+    if len(parts) == len(spaced) and all(map(re.fullmatch, parts, spaced)):
+        return spaced
     found = re.fullmatch(r"\s*".join(f"({part})" for part in parts), text)
     return [part.strip() for part in found.groups()] if found else words
 

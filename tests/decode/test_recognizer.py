@@ -1,4 +1,5 @@
 import io
+import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,7 +11,9 @@ import torch
 
 from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE, AudioError
+from asr.corpus import open_corpus
 from asr.decode import DecodeOptions, Hypothesis, Recognizer
+from asr.decode.corpora import transcribe_cuts
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import BLANK, CharTokenizer
@@ -239,7 +242,7 @@ def test_a_linear_front_end_decodes_in_every_precision(tiny_config, noise_is_hea
     assert Recognizer(model, precision=precision).transcribe(matrix).text
 
 
-def test_what_the_encoder_has_no_positions_for_does_not_stop_the_others(tiny_config):
+def test_what_the_encoder_has_no_positions_for_does_not_stop_the_others(tiny_config, tmp_path, caplog):
     config = replace(
         tiny_config, subsampler="linear", subsampling=1, input_dim=12, positions="learned", max_positions=50
     )
@@ -248,6 +251,13 @@ def test_what_the_encoder_has_no_positions_for_does_not_stop_the_others(tiny_con
     first, second, third = Recognizer(model).transcribe_all(matrices)
     assert first.error is None and third.error is None
     assert second.error == "<array>: 51 encoder frames are more than model.max_positions=50"
+    for name, matrix in zip("abc", matrices, strict=True):
+        np.save(tmp_path / f"{name}.npy", matrix)
+    entries = [json.dumps({"audio_filepath": f"{name}.npy", "text": "ab"}) for name in "abc"]
+    (tmp_path / "m.jsonl").write_text("\n".join(entries))
+    done = transcribe_cuts(Recognizer(model), open_corpus(tmp_path / "m.jsonl"))
+    assert len(done.cuts) == len(done.references) == len(done.transcripts) == 2
+    assert "51 encoder frames are more than model.max_positions=50" in caplog.text and "<array>" not in caplog.text
 
 
 def test_nothing_to_read_gives_the_empty_transcript(tiny_config):

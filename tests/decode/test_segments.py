@@ -63,6 +63,7 @@ def test_no_speech_is_lost_and_none_is_doubled(loud_is_speech):
         start = round(piece.start * SAMPLE_RATE)
         assert len(piece.samples) <= LONGEST * SAMPLE_RATE
         assert np.array_equal(piece.samples, sound[start : start + len(piece.samples)])
+        assert piece.samples.base is None  # of which it would keep more than it has
         covered[start : start + len(piece.samples)] += 1
     assert covered.max() == 1
     assert covered[sound > 0].min() == 1

@@ -56,6 +56,13 @@ def test_a_space_that_the_vocabulary_lacks_is_of_no_word():
     assert as_written(["他\ufffd", "好"], "他 好") == ["他", "好"]
 
 
+def test_one_token_for_several_letters_goes_past_no_space():
+    words, text = ["black", "\ufffd", "\ufffd", "was"], "black жук мир was"
+    assert as_written(words, text) == text.split()
+    many = "éa " * 200 + "zz"
+    assert as_written(["\ufffda"] * 200 + ["zz"], many) == many.split()
+
+
 def test_words_of_another_text_stay():
     assert as_written(["a\ufffd", "b"], "c d") == ["a\ufffd", "b"]
 
