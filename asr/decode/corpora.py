@@ -80,17 +80,18 @@ def _transcribe(
     started = time.monotonic()
     transcripts = list(recognizer.transcribe_all(sounds(), progress))
     took = time.monotonic() - started
-    skipped, heard = Skipped("decoding"), []
+    skipped, heard = Skipped("decoding"), Transcribed([], [], [], [], took)
     skipped.total = len(read)
     for cut, transcript in zip(read, transcripts, strict=True):
         if transcript.error:  # of an array, which has no name of its own
             skipped.add(cut.id, transcript.error.removeprefix(f"{transcript.name}: "))
-        else:
-            heard.append((cut, transcript))
+            continue
+        heard.cuts.append(cut)
+        heard.references.append(normalize(cut.supervisions[0].text or ""))
+        heard.hypotheses.append(normalize(transcript.text))
+        heard.transcripts.append(transcript)
     skipped.report()
-    references = [normalize(cut.supervisions[0].text or "") for cut, _ in heard]
-    hypotheses = [normalize(transcript.text) for _, transcript in heard]
-    return Transcribed([cut for cut, _ in heard], references, hypotheses, [transcript for _, transcript in heard], took)
+    return heard
 
 
 def transcribe_together(

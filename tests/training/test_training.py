@@ -21,6 +21,7 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.training.averaging import average_checkpoints, best_checkpoints
 from asr.training.building import build_model, build_tokenizer
+from asr.training.callbacks import Samples
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.run import train
@@ -116,18 +117,22 @@ def test_layers_are_compiled_where_that_is_wanted(corpus, tmp_path, monkeypatch)
 def test_validation_compiles_nothing_its_attention_picture_neither(corpus, tmp_path, monkeypatch):
     counter, compiles, seen = CompileCounter(), torch.nn.Module.compile, []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **_: compiles(module, dynamic=True, backend=counter))
-    for step in ("on_validation_start", "on_validation_end"):
-        whole = getattr(SpeechTraining, step)
+    for owner, step in (
+        (SpeechTraining, "on_validation_start"),
+        (Samples, "_picture"),
+        (SpeechTraining, "on_validation_end"),
+    ):
+        whole = getattr(owner, step)
 
-        def noted(self, step=step, whole=whole):
+        def noted(self, *module, step=step, whole=whole):
             seen.append((step, counter.frame_count))
-            return whole(self)
+            return whole(self, *module)
 
-        monkeypatch.setattr(SpeechTraining, step, noted)
+        monkeypatch.setattr(owner, step, noted)
     torch.compiler.set_stance("force_eager")  # as a validation that fails leaves it
     train(options(corpus, tmp_path / "exp", "epochs=2", "compile=true"))
     at = dict(seen)  # the last time
-    assert at["on_validation_start"] == at["on_validation_end"] > 0
+    assert at["on_validation_start"] == at["_picture"] == at["on_validation_end"] > 0
     assert [step for step, _ in seen].count("on_validation_start") >= 2
     torch.compile(lambda x: x + 1, backend=(after := CompileCounter()))(torch.ones(2))
     assert after.frame_count == 1
