@@ -16,6 +16,8 @@ from asr.audio._torchaudio import kaldi, transforms
 from asr.audio.reading import SAMPLE_RATE
 
 LOG_FLOOR = 1e-6
+SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
+QUIET = 0.03  # peak to which softer sound is raised
 LOWEST_HERTZ = 20.0  # of log_mel
 SMALLEST_STD = 1e-3
 KINDS = ("log_mel", "whisper", "kaldi", "matrix", "text")
@@ -129,7 +131,10 @@ class FrontEnd(nn.Module):
         if self.config.kind == "kaldi":
             X = torch.stack([self._kaldi(samples) for samples in inputs])
         else:
-            X = self._mel_power(inputs).clamp_(min=LOG_FLOOR).log_().transpose(1, 2)
+            floor = LOG_FLOOR
+            if self.config.normalization != "global":  # its mean takes a gain out: as good as one before the floor
+                floor = (LOG_FLOOR / quiet_gain(inputs.detach()).square())[:, :, None]
+            X = self._mel_power(inputs).clamp_(min=floor).log_().transpose(1, 2)
         return X, self.output_lens(lens)
 
     def _mel_power(self, inputs: Tensor) -> Tensor:
@@ -165,6 +170,12 @@ class FrontEnd(nn.Module):
         """Sets the normalisation: `(d,)` each; deviations are bounded from below."""
         self.mean.copy_(mean)
         self.std.copy_(std.clamp(min=SMALLEST_STD))
+
+
+def quiet_gain(samples: Tensor) -> Tensor:
+    """What brings the peak of each row of `(B, N)` to `QUIET`, `(B, 1)`: 1 for what is louder, 30 at most."""
+    lowest, highest = samples.aminmax(dim=1, keepdim=True)
+    return QUIET / torch.maximum(-lowest, highest).clamp(SILENCE, QUIET)
 
 
 class RunningStatistics:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from asr.audio.features import SILENCE
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printable
 from asr.decode.alignment import TimedWord, ctc_alignments, timed_words
 from asr.decode.confidence import Calibration, word_confidences
@@ -38,7 +39,6 @@ from asr.resources import resource
 from asr.text.words import as_written, join_words
 
 FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
-SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
 SOON = 15.0  # seconds of sound that are read before the first are decoded; then four times as many each time
 SHORTEST_PIECE = 2.0  # seconds to which long recordings are cut for a model that was trained on single words
 KERNELS = 64  # kept on a CPU: hardly a batch has the shape of another

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from asr.audio.features import quiet_gain
 from asr.audio.reading import SAMPLE_RATE
 
 LONGEST = 20.0  # seconds of a piece
@@ -67,8 +68,10 @@ def speech_probabilities(samples: np.ndarray) -> np.ndarray:
     per_row = -(-frames // ROWS)
     lead = np.zeros(WARM_UP * FRAME, np.float32)
     padded = np.concatenate([lead, samples, np.zeros(ROWS * per_row * FRAME - len(samples), np.float32)])
-    rows = np.stack([padded[r * per_row * FRAME :][: (WARM_UP + per_row) * FRAME] for r in range(ROWS)])
-    chunks = torch.from_numpy(rows).unflatten(1, (-1, FRAME)).transpose(0, 1)
+    rows = [padded[r * per_row * FRAME :][: (WARM_UP + per_row) * FRAME] for r in range(ROWS)]
+    sound = torch.from_numpy(np.stack(rows))
+    sound *= quiet_gain(sound.view(1, -1))  # the detector misses quiet speech
+    chunks = sound.unflatten(1, (-1, FRAME)).transpose(0, 1)
     detector = _detector()
     detector.reset_states()
     with torch.inference_mode():

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from asr.audio.features import FeatureConfig, FrontEnd, RunningStatistics
+from asr.audio.features import QUIET, SILENCE, FeatureConfig, FrontEnd, RunningStatistics
 
 
 def test_ten_seconds_are_a_thousand_frames_less_the_window():
@@ -85,6 +85,22 @@ def test_utterance_normalisation_does_not_hear_the_level():
     front_end = FrontEnd(FeatureConfig(normalization="utterance"))
     sound, lens = torch.randn(1, 16_000), torch.tensor([16_000])
     torch.testing.assert_close(front_end(sound, lens)[0], front_end(0.1 * sound, lens)[0], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("normalization", ["utterance", "cmvn"])
+def test_nothing_of_a_quiet_sound_is_lost_under_the_floor(normalization):
+    front_end = FrontEnd(FeatureConfig(normalization=normalization))
+    sound = torch.randn(1, 16_000) * torch.logspace(0, -2, 16_000)  # 40 dB softer at its end
+    sound *= QUIET / sound.abs().max()
+    both = torch.cat([sound, sound * SILENCE / QUIET])
+    X, _ = front_end(both, torch.tensor([16_000, 16_000]))
+    torch.testing.assert_close(X[0], X[1], atol=1e-3, rtol=0)
+
+
+def test_with_global_normalisation_a_quiet_sound_is_quiet():
+    sound = QUIET * torch.rand(1, 16_000)
+    X, _ = FrontEnd(FeatureConfig())(torch.cat([sound, 0.1 * sound]), torch.tensor([16_000, 16_000]))
+    assert (X[0] > X[1]).all()
 
 
 def test_a_sound_shorter_than_a_window_has_no_frame():

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from asr.audio.features import QUIET, SILENCE
 from asr.audio.reading import SAMPLE_RATE, read_audio
 from asr.corpus import iterate, open_corpus
 from asr.decode import segments
-from asr.decode.segments import FRAME, LONGEST, _Tape, cut_at_pauses
+from asr.decode.segments import FRAME, LONGEST, _Tape, cut_at_pauses, speech_probabilities
 from asr.resources import resource
 
 
@@ -118,6 +119,13 @@ def test_threads_hear_what_each_would_hear_alone():
         together = list(pool.map(segments.speech_probabilities, sounds))
     for heard, expected in zip(together, alone, strict=True):
         np.testing.assert_allclose(heard, expected, atol=1e-5)
+
+
+def test_the_detector_hears_quiet_speech_as_well():
+    sound = read_audio(resource("data", "samples", "glass.flac"))
+    sound *= QUIET / np.abs(sound).max()
+    quiet = speech_probabilities(sound * SILENCE / QUIET)
+    np.testing.assert_allclose(quiet, speech_probabilities(sound), atol=1e-4)
 
 
 def test_the_detector_hears_real_speech_and_not_the_noise_between(speech):
