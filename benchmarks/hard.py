@@ -28,6 +28,7 @@ from asr.corpus import iterate, open_corpus
 from asr.decode.scoring import word_errors
 
 LONG, PAUSE = 1200.0, 0.5  # seconds
+DRAWS = 40  # of each kind without speech
 GERMAN = "Guten Morgen. Ich möchte am Freitag mit dem Zug nach Hamburg fahren, und zwar so früh wie möglich."
 NUMBERS = "On 24 March 1998, at 10:45, 2,350 people paid $19.99 each."
 
@@ -37,7 +38,9 @@ def silence(rng: np.random.Generator) -> np.ndarray:
 
 
 def noise(rng: np.random.Generator) -> np.ndarray:
-    return rng.normal(0, 0.03, 10 * SAMPLE_RATE).astype(np.float32)
+    """1 to 15 s whose power falls with the frequency: not (white), as its inverse (pink), or as its square (brown)."""
+    spectrum = np.fft.rfft(rng.normal(size=int(rng.uniform(1, 15) * SAMPLE_RATE)))
+    return _at(-20, np.fft.irfft(spectrum / np.arange(1, len(spectrum) + 1) ** rng.choice([0, 0.5, 1])))
 
 
 def music(rng: np.random.Generator) -> np.ndarray:
@@ -48,8 +51,17 @@ def music(rng: np.random.Generator) -> np.ndarray:
         roots = 110 * 2 ** (rng.choice([0, 3, 5, 7, 10, 12]) / 12) * 2 ** (np.array([0, 4, 7, 12]) / 12)
         partials = (np.sin(2 * np.pi * f * k * t) * np.exp(-(3 + k) * t) / k for f in roots for k in range(1, 9))
         chords.append(sum(partials))
-    sound = np.concatenate(chords)
-    return (0.3 * sound / np.abs(sound).max()).astype(np.float32)
+    return _at(-10, np.concatenate(chords))
+
+
+def _at(decibels: float, sound: np.ndarray) -> np.ndarray:
+    """With its peak so far below full scale."""
+    return (10 ** (decibels / 20) * sound / np.abs(sound).max()).astype(np.float32)
+
+
+def quiet(sound: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Its peak 50 dB below full scale, in 16 bits."""
+    return (2**15 * _at(-50, sound)).round() / 2**15
 
 
 def telephone(sound: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -75,8 +87,13 @@ def far(sound: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return (heard + rng.normal(0, heard.std() * 10 ** (-15 / 20), len(heard))).astype(np.float32)
 
 
-SPOILED: dict[str, Callable] = {"telephone (8 kHz, mu-law)": telephone, "clipped by 20 dB": clipped, "far field": far}
-NO_SPEECH: dict[str, Callable] = {"silence, 10 s": silence, "white noise, 10 s": noise, "music, 10 s": music}
+SPOILED: dict[str, Callable] = {
+    "telephone (8 kHz, mu-law)": telephone,
+    "clipped by 20 dB": clipped,
+    "far field": far,
+    "50 dB below full scale": quiet,
+}
+NO_SPEECH: dict[str, Callable] = {"silence": silence, "noise": noise, "music": music}
 
 
 def spoken(text: str, voice: str) -> np.ndarray | None:
@@ -93,7 +110,7 @@ def main() -> None:
     parser.add_argument("--utterances", type=int, default=40)
     add_decoding_options(parser)
     args = parser.parse_args()
-    recognizer, rng = load_recognizer(args), np.random.default_rng(0)
+    recognizer = load_recognizer(args)
     normalize = recognizer.model.normalize
     cuts, sounds = zip(*iterate(open_corpus([args.corpus])), strict=True)
     texts = [normalize(cut.supervisions[0].text) for cut in cuts]
@@ -110,10 +127,13 @@ def main() -> None:
 
     print("| recording | what comes out |\n| --- | --- |")
     for name, make in NO_SPEECH.items():
-        show(name, make(rng))
+        rng = np.random.default_rng(0)
+        found = [text for text in heard([make(rng) for _ in range(DRAWS)]) if text]
+        row(f"{name}, {DRAWS} times", f"{len(found)} have words: {found[:3]}" if found else "nothing")
     some, said = sounds[: args.utterances], texts[: args.utterances]
     row(f"{len(some)} utterances as they are", f"WER {word_errors(said, heard(list(some))).rate:.1f} %")
     for name, spoil in SPOILED.items():
+        rng = np.random.default_rng(0)
         found = heard([spoil(sound, rng) for sound in some])
         row(f"the same, {name}", f"WER {word_errors(said, found).rate:.1f} %")
     first = cuts[0].supervisions[0].speaker

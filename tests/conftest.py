@@ -13,6 +13,9 @@ import torch
 
 from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
+from asr.decode import DecodeOptions
+from asr.decode.confidence import Calibration
+from asr.decode.tuning import save_tuning
 from asr.heap import keep_kernels
 from asr.model.config import ModelConfig
 from asr.model.speech_model import SpeechModel
@@ -90,6 +93,17 @@ def tiny_model(tiny_config) -> SpeechModel:
 def noise_is_heard(monkeypatch) -> None:
     """Random weights are sure of nothing, and would be silent."""
     monkeypatch.setattr("asr.decode.recognizer.hears_something", lambda log_probs, lens: lens > 0)
+
+
+@pytest.fixture(autouse=True)
+def noise_is_speech(monkeypatch) -> None:
+    """Random weights doubt whatever they say, and what tests give them is no speech."""
+    monkeypatch.setattr("asr.decode.recognizer.has_speech", lambda samples: True)
+
+
+def sure_of_what_it_hears(model: Path) -> None:
+    """What `noise_is_speech` does, in a process of its own."""
+    save_tuning(model, DecodeOptions(), Calibration(bias=10.0, mean=0.0, least=0.0))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import soundfile
 
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import open_corpus
+from tests.conftest import sure_of_what_it_hears
 from tests.test_commands import call, run
 
 
@@ -15,6 +16,7 @@ def test_processes_share_a_corpus_and_the_first_has_all_of_it_in_order(files):
     for i in range(3):  # five utterances of different length, for two processes
         soundfile.write(files / f"c{i}.wav", np.random.default_rng(i).normal(0, 0.1, 4000 * (5 - i)), SAMPLE_RATE)
         (files / f"c{i}.txt").write_text("three four")
+    sure_of_what_it_hears(files / "model")
     options = [files, "--model", files / "model", "--precision", "float32", "--beam-size", 2, "--json", "--out"]
     alone = call("asr.evaluate", *options, files / "alone.jsonl")
     launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m"]

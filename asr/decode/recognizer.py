@@ -27,7 +27,7 @@ from asr.decode.precision import with_precision
 from asr.decode.quantization import can_quantize
 from asr.decode.recordings import Recording, is_one, matrix_of, name_of, sound_of
 from asr.decode.search import check_options
-from asr.decode.segments import LONGEST, Piece, cut_at_pauses
+from asr.decode.segments import LONGEST, Piece, cut_at_pauses, has_speech
 from asr.decode.timestamps import timed_segments
 from asr.decode.transcript import Segment, Transcript, Word
 from asr.decode.tuning import load_tuning
@@ -39,6 +39,7 @@ from asr.resources import resource
 from asr.text.words import as_written, join_words
 
 FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
+SURE = 0.7  # mean confidence of words that are taken for words: others may be of noise or music
 SOON = 15.0  # seconds of sound that are read before the first are decoded; then four times as many each time
 SHORTEST_PIECE = 2.0  # seconds to which long recordings are cut for a model that was trained on single words
 KERNELS = 64  # kept on a CPU: hardly a batch has the shape of another
@@ -258,9 +259,13 @@ class Recognizer:
     def recognize(self, inputs: list[np.ndarray]) -> list[list[Hypothesis]]:
         """Hypotheses, best first, of each of a batch of samples `(N,)`, matrices `(T, d)` or token ids `(T,)`.
 
-        Where all is silent, or CTC (if it has a weight) hears nothing in noise, the hypothesis is empty."""
+        Where all is silent, CTC (if it has a weight) hears nothing in noise, or silero-vad hears no speech where the
+        words are doubtful, the hypothesis is empty."""
         memory, memory_lens = self.encode(inputs)
         found = self.search(memory, memory_lens)
+        if self.takes == "sound":
+            said = (not self._is_doubtful(best[0]) or has_speech(x) for x, best in zip(inputs, found, strict=True))
+            found = [best if is_said else [Hypothesis([], 0.0)] for is_said, best in zip(said, found, strict=True)]
         if self.word_times:
             log_probs = self.model.transformer.ctc_log_probs(memory)
             spans = ctc_alignments(log_probs, memory_lens, [nbest[0].tokens for nbest in found])
@@ -326,6 +331,10 @@ class Recognizer:
             texts = ([self.model.normalize(self._text(h)) for h in best] for best in found)
             found = [self.ngram.rescore(best, said, weight) for best, said in zip(found, texts, strict=True)]
         return [best[: options.nbest] for best in found]
+
+    def _is_doubtful(self, hypothesis: Hypothesis) -> bool:
+        confidences = [word.confidence for word in self._words(hypothesis, 0.0)]
+        return bool(confidences) and sum(confidences) < SURE * len(confidences)
 
     def _phrases(self, options: DecodeOptions) -> Phrases | None:
         """The tables of the options' phrases, made where others were asked for before."""

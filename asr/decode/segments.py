@@ -23,6 +23,7 @@ ROWS = 16  # stretches of sound judged side by side
 ROW_FRAMES = 30 * SAMPLE_RATE // FRAME
 WARM_UP = 32  # frames before a row that only set the detector's state
 SPEECH, PAUSE = 0.5, 0.35  # probabilities above and below which a frame is speech, or is none
+CERTAIN = 0.9  # probability that some frame of any speech has, and of noise or music hardly one
 MARGIN = 0.2  # seconds kept around speech
 LONG_PAUSE = 1.0  # seconds of silence that end a piece
 
@@ -77,6 +78,16 @@ def speech_probabilities(samples: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
         judged = torch.cat([detector(chunk, SAMPLE_RATE) for chunk in chunks], dim=1)
     return judged[:, WARM_UP:].flatten()[:frames].numpy()
+
+
+def has_speech(samples: np.ndarray) -> bool:
+    """Whether some frame of `(N,)` certainly is speech: they are judged one by one, up to the first that is."""
+    sound = torch.from_numpy(np.pad(samples, (0, -len(samples) % FRAME)))[None]
+    sound *= quiet_gain(sound)
+    detector = _detector()
+    detector.reset_states()
+    with torch.inference_mode():
+        return any(float(detector(frame, SAMPLE_RATE)) >= CERTAIN for frame in sound.split(FRAME, dim=1))
 
 
 def _stretches(probabilities: np.ndarray, last: bool, longest: int) -> Iterator[tuple[int | None, int]]:

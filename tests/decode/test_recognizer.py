@@ -13,6 +13,7 @@ from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE, AudioError
 from asr.corpus import open_corpus
 from asr.decode import DecodeOptions, Hypothesis, Recognizer
+from asr.decode.confidence import Calibration
 from asr.decode.corpora import transcribe_cuts
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -133,6 +134,17 @@ def test_where_ctc_hears_nothing_nothing_was_said(recognizer):
     assert all(heard) and [transcript.text for transcript in recognizer.transcribe_all(sounds)] == ["", ""]
     recognizer.options = DecodeOptions(beam_size=3, ctc_weight=0.0)  # then it is not asked
     assert all(transcript.text for transcript in recognizer.transcribe_all(sounds))
+
+
+def test_doubtful_words_without_speech_were_not_said(recognizer, monkeypatch):
+    asked = []
+    monkeypatch.setattr("asr.decode.recognizer.has_speech", lambda samples: asked.append(len(samples)))
+    sounds = [noise(2), noise(1)]
+    assert [transcript.text for transcript in recognizer.transcribe_all(sounds)] == ["", ""]
+    assert asked == [len(sound) for sound in sounds]
+    asked.clear()
+    recognizer.calibration = Calibration(bias=10, mean=0, least=0)  # now it is sure
+    assert all(transcript.text for transcript in recognizer.transcribe_all(sounds)) and not asked
 
 
 def test_progress_hears_of_every_second(recognizer):

@@ -11,7 +11,7 @@ from asr.audio.features import QUIET, SILENCE
 from asr.audio.reading import SAMPLE_RATE, read_audio
 from asr.corpus import iterate, open_corpus
 from asr.decode import segments
-from asr.decode.segments import FRAME, LONGEST, _Tape, cut_at_pauses, speech_probabilities
+from asr.decode.segments import FRAME, LONGEST, _Tape, cut_at_pauses, has_speech, speech_probabilities
 from asr.resources import resource
 
 
@@ -126,6 +126,17 @@ def test_the_detector_hears_quiet_speech_as_well():
     sound *= QUIET / np.abs(sound).max()
     quiet = speech_probabilities(sound * SILENCE / QUIET)
     np.testing.assert_allclose(quiet, speech_probabilities(sound), atol=1e-4)
+
+
+@pytest.mark.parametrize("level", [0.3, 0.003])
+def test_speech_is_told_from_music_and_noise(level):
+    rng, t = np.random.default_rng(0), np.arange(SAMPLE_RATE // 2) / SAMPLE_RATE
+    hertz = 110 * 2 ** (rng.integers(24, size=20) / 12)
+    music = np.concatenate([sum(np.sin(2 * np.pi * k * f * t) / k for k in (1, 2, 3)) * np.exp(-4 * t) for f in hertz])
+    noise = rng.normal(size=10 * SAMPLE_RATE)
+    speech = read_audio(resource("data", "samples", "glass.flac"))
+    heard = [has_speech((level * x / np.abs(x).max()).astype(np.float32)) for x in (speech, music, noise)]
+    assert heard == [True, False, False]
 
 
 def test_the_detector_hears_real_speech_and_not_the_noise_between(speech):
