@@ -129,13 +129,13 @@ def rank_and_world() -> tuple[int, int]:
 
 def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None) -> CutSet:
     """The cuts with the times of their words, which the model's normaliser has normalised. What cannot be read, is
-    silent, has no transcript or is too short for it is reported by name and left out. `progress` is told the seconds
-    done.
+    silent, too long for the model or too short for its transcript, or has none, is reported by name and left out.
+    `progress` is told the seconds done.
 
     Raises ValueError where the model cannot take what was read or has no CTC, or nothing could be aligned."""
     skipped, aligned = Skipped("aligning"), set()
     skipped.total = len(cuts)
-    for batch in _of_a_length(recognizer, cuts):
+    for batch in _of_a_length(recognizer, cuts, skipped):
         texts = [recognizer.model.normalize(cut.supervisions[0].text or "") for cut, _ in batch]
         for (cut, _), words in zip(batch, recognizer.align([sound for _, sound in batch], texts), strict=True):
             if not words:
@@ -152,10 +152,13 @@ def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float],
     return CutSet.from_cuts(cut for cut in cuts if cut.id in aligned).to_eager()
 
 
-def _of_a_length(recognizer: Recognizer, cuts: CutSet) -> Iterator[list[tuple[MonoCut, np.ndarray]]]:
-    """The cuts with their sound, those of about the same length together."""
+def _of_a_length(recognizer: Recognizer, cuts: CutSet, skipped: Skipped) -> Iterator[list[tuple[MonoCut, np.ndarray]]]:
+    """The cuts with their sound, those of about the same length together; without what is too long for the model."""
     batch: list[tuple[MonoCut, np.ndarray]] = []
     for cut, sound in iterate_for(recognizer, sorted(cuts, key=lambda cut: cut.duration)):
+        if reason := recognizer.too_long(len(sound)):
+            skipped.add(cut.id, reason)
+            continue
         if batch and (len(batch) + 1) * cut.duration > recognizer.batch_seconds:
             yield batch
             batch = []

@@ -190,7 +190,8 @@ class Recognizer:
             job = _Job(name_of(recording))
             try:
                 for piece in self._pieces(recording, job):
-                    self._check_length(piece, job)
+                    if reason := self.too_long(len(piece.samples)):
+                        raise AudioError(f"{job.name}: {reason}")
                     yield job, piece
             except AudioError as error:
                 job.error = printable(str(error))
@@ -205,16 +206,14 @@ class Recognizer:
         if job.error:
             raise AudioError(job.error)
 
-    def _check_length(self, piece: Piece, job: _Job) -> None:
-        """Raises AudioError for more frames than a learned table of the encoder's positions has."""
-        model, config = self.model, self.model.transformer.config
+    def too_long(self, steps: int) -> str | None:
+        """Why so many samples, or rows of a matrix, cannot be encoded: a learned table of positions has an end."""
+        config, encoder = self.model.transformer.config, self.model.transformer.encoder
         if config.positions != "learned":
-            return
-        frames = model.front_end.output_lens(torch.tensor(len(piece.samples)))
-        frames = int(model.transformer.encoder.subsampling.output_lens(frames))
-        if frames > config.max_positions:
-            most = f"model.max_positions={config.max_positions}"
-            raise AudioError(f"{job.name}: {frames} encoder frames are more than {most}")
+            return None
+        frames = int(encoder.subsampling.output_lens(self.model.front_end.output_lens(torch.tensor(steps))))
+        most = config.max_positions
+        return f"{frames} encoder frames are more than model.max_positions={most}" if frames > most else None
 
     def _pieces(self, recording: Recording, job: _Job) -> Iterator[Piece]:
         if self.takes == "sound":

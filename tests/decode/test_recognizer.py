@@ -14,7 +14,7 @@ from asr.audio.reading import SAMPLE_RATE, AudioError
 from asr.corpus import open_corpus
 from asr.decode import DecodeOptions, Hypothesis, Recognizer
 from asr.decode.confidence import Calibration
-from asr.decode.corpora import transcribe_cuts
+from asr.decode.corpora import align_cuts, transcribe_cuts
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import BLANK, CharTokenizer
@@ -270,6 +270,9 @@ def test_what_the_encoder_has_no_positions_for_does_not_stop_the_others(tiny_con
     done = transcribe_cuts(Recognizer(model), open_corpus(tmp_path / "m.jsonl"))
     assert len(done.cuts) == len(done.references) == len(done.transcripts) == 2
     assert "51 encoder frames are more than model.max_positions=50" in caplog.text and "<array>" not in caplog.text
+    caplog.clear()
+    aligned = align_cuts(Recognizer(model), open_corpus(tmp_path / "m.jsonl"))
+    assert len(aligned) == 2 and "51 encoder frames are more than model.max_positions=50" in caplog.text
 
 
 def test_nothing_to_read_gives_the_empty_transcript(tiny_config):
