@@ -39,56 +39,28 @@ class Phrases(NamedTuple):
         A phrase is of whole words; one of letters of a script without spaces may begin and end anywhere, as may all
         in a vocabulary without a space."""
         spaced = not tokenizer.lacks_some(tokenizer.encode(" "))
-        V, unwritable = len(tokenizer), []
-        children: list[dict[int, int]] = [{}]
-        depth, ends, unspaced = [0], [False], [False]  # unspaced: whether its last letter is of such a script
+        tree, unwritable = _Tree(tokenizer), []
         for ways in texts:
             rows = [row for text in ways for row in _writings(tokenizer, text, spaced)]
             rows = [row for row in rows if not tokenizer.lacks_some(row)]
             if not rows:
                 unwritable.append(next(iter(ways)))
             for row in rows:
-                place = 0
-                for token in row:
-                    if token not in children[place]:
-                        children[place][token] = len(children)
-                        children.append({})
-                        depth.append(depth[place] + 1)
-                        ends.append(False)
-                        unspaced.append(is_unspaced(tokenizer.piece(token)[-1]))
-                    place = children[place][token]
-                ends[place] = True
+                tree.add(row)
         if unwritable:
             said = "%d phrases have characters that the model cannot write, as %r"
             logger.warning(said, len(unwritable), unwritable[0])
-        if len(children) == 1:
+        V, root = len(tokenizer), tree.children[0]
+        if not root:
             return None
-        if len(children) * V > LARGEST:
+        if len(tree.children) * V > LARGEST:
             raise ValueError(f"phrases: {len(texts)} are too many for a vocabulary of {V} tokens")
         after_a_word = torch.tensor([not spaced or _ends_a_word(tokenizer, token, eos) for token in range(V)])
-        # tokens of phrases after each token, of those that the place has in it: earned for good, or on the way
-        earned = torch.zeros(len(children), V)
-        places = torch.zeros(len(children), V, dtype=torch.int32)
-        kept, suffix = [0] * len(children), [0] * len(children)
-        for place in sorted(range(len(children)), key=depth.__getitem__):
-            if place:  # where a phrase is left, what of it ended at a word's end stays, and a phrase that begins later
-                # goes on: the longest one that is the end of this place's tokens (Aho & Corasick 1975)
-                within, at_end = kept[place], depth[place] if ends[place] else kept[place]
-                over = torch.ones_like(after_a_word) if unspaced[place] else after_a_word
-                for stays, here in ((within, ~over), (at_end, over)):
-                    later = suffix[place]
-                    while depth[later] > depth[place] - stays:  # no token counts twice
-                        later = suffix[later]
-                    earned[place, here] = stays + earned[later, here]
-                    places[place, here] = places[later, here]
-            for token, child in children[place].items():
-                suffix[child] = int(places[place, token]) if place else 0
-                kept[child] = depth[place] if ends[place] and (unspaced[place] or after_a_word[token]) else kept[place]
-                earned[place, token], places[place, token] = depth[child], child
+        earned, places = tree.tables(after_a_word)
         # where a space is a token of its own there is none before the first word
-        first = {tokenizer.piece(token): child for token, child in children[0].items()}
         apart = spaced and not tokenizer.piece(tokenizer.encode("a")[0]).startswith(SPACE)
-        return cls(weight * (earned - torch.tensor(depth)[:, None]), places, first.get(SPACE, 0) if apart else 0)
+        first = {tokenizer.piece(token): child for token, child in root.items()}
+        return cls(weight * (earned - torch.tensor(tree.depth)[:, None]), places, first.get(SPACE, 0) if apart else 0)
 
     def to(self, device: torch.device) -> Phrases:
         return Phrases(self.gains.to(device), self.places.to(device), self.start)
@@ -105,6 +77,55 @@ class Phrases(NamedTuple):
             added.append(self.gains[place, token])
             place = self.advance(place, token)
         return torch.stack(added, dim=1)
+
+
+class _Tree:
+    """Phrases by their tokens: a place for each beginning of one, the empty one first."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self.children: list[dict[int, int]] = [{}]  # of each place: the next tokens, and where they lead
+        self.depth = [0]  # tokens up to there
+        self.ends = [False]  # whether a phrase is whole there
+        self.unspaced = [False]  # whether its last letter is of a script without spaces
+
+    def add(self, phrase: list[int]) -> None:
+        place = 0
+        for token in phrase:
+            if token not in self.children[place]:
+                self.children[place][token] = len(self.children)
+                self.children.append({})
+                self.depth.append(self.depth[place] + 1)
+                self.ends.append(False)
+                self.unspaced.append(is_unspaced(self.tokenizer.piece(token)[-1]))
+            place = self.children[place][token]
+        self.ends[place] = True
+
+    def tables(self, after_a_word: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each of N places and V tokens: how many tokens of phrases a hypothesis has after it, of those that it has
+        in the place, said to the end or on the way; and where it is then. `after_a_word (V,)`: before which tokens a
+        word is at its end.
+
+        Where a phrase is left, what of it ended at a word's end stays, and a phrase that begins later goes on: the
+        longest one that is the end of the place's tokens (Aho & Corasick 1975)."""
+        N, V = len(self.children), len(after_a_word)
+        earned, places = torch.zeros(N, V), torch.zeros(N, V, dtype=torch.int32)
+        kept, suffix = [0] * N, [0] * N
+        for place in sorted(range(N), key=self.depth.__getitem__):
+            depth, ends, unspaced = self.depth[place], self.ends[place], self.unspaced[place]
+            if place:
+                at_end = torch.ones_like(after_a_word) if unspaced else after_a_word
+                for stays, here in ((kept[place], ~at_end), (depth if ends else kept[place], at_end)):
+                    later = suffix[place]
+                    while self.depth[later] > depth - stays:  # no token counts twice
+                        later = suffix[later]
+                    earned[place, here] = stays + earned[later, here]
+                    places[place, here] = places[later, here]
+            for token, child in self.children[place].items():
+                suffix[child] = int(places[place, token]) if place else 0
+                kept[child] = depth if ends and (unspaced or after_a_word[token]) else kept[place]
+                earned[place, token], places[place, token] = self.depth[child], child
+        return earned, places
 
 
 def _writings(tokenizer: Tokenizer, text: str, spaced: bool) -> list[list[int]]:
