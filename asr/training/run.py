@@ -59,13 +59,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     _take_shape(config, model)
     if text_model:
         start_decoder(model, text_model)
-    takes = model.front_end.config.takes
-    if config.distortion != DistortionConfig() and takes != "sound":
-        raise ValueError(f"distortion is of sound, and this model takes {takes}")
-    if config.loss.consistency and not model.transformer.ctc:
-        raise ValueError("loss.consistency is of CTC, and this model has no CTC head")
-    check_options(model.transformer, config.validation)
-    _check_trained(config, model, begun=isinstance(origin, SpeechModel) and tokenizer == origin.tokenizer)
+    _check(config, model, begun=isinstance(origin, SpeechModel) and tokenizer == origin.tokenizer)
     data.fit_to(model)
     if not last:
         save_tokenizer(tokenizer, out)
@@ -74,44 +68,58 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     if not last and not origin and config.features.takes != "text":
         set_statistics(module.model.front_end, data)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
+    best, wer = _take_average(model, config, data, trainer, updates)
+    model.trained_seconds = data.usual_seconds
+    folder = out / "model"
+    summary = f"dev WER {wer:.2f} % (average of {best} checkpoints)"
+    if trainer.is_global_zero:
+        _save(model, config, data, folder)
+        write_report(out, f"{summary}; {extent(data, model)}", asdict(config))
+    logger.info("%s; the model is in %s, the curves in %s", summary, folder, out / "report.html")
+    return folder, wer
+
+
+def _take_average(
+    model: SpeechModel, config: TrainConfig, data: SpeechData, trainer: L.Trainer, updates: int
+) -> tuple[int, float]:
+    """Gives the model, which still is as it was before the training, the average of the best checkpoints: of how many,
+    and its WER on dev in percent."""
     # the running mean would put itself in the place of what is to be validated
     trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, EMA)]
     began = deepcopy(model.state_dict())
 
     def dev_wer(checkpoints: list[Path]) -> float:
-        """Of `model` with the average of the checkpoints."""
         weights = average_checkpoints(checkpoints)
-        if origin and config.origin_share:
+        if config.init_from and config.origin_share:
             weights = interpolate(weights, began, config.origin_share)
         model.load_state_dict(weights)
         return trainer.validate(SpeechTraining(config, model, updates), data, verbose=False)[0]["dev/wer"]
 
-    best = best_checkpoints(out)[: 1 if config.ema else config.average]
+    best = best_checkpoints(Path(config.out))[: 1 if config.ema else config.average]
     wer = dev_wer(best)
     # of epochs that had little in common; what is mixed with its origin is not what was scored
     if len(best) > 1 and not config.origin_share and wer > 1.1 * figure_of(best[0]) + 0.5:
         logger.warning("the average of %d checkpoints has a dev WER of %.2f %%: the best alone counts", len(best), wer)
         best = best[:1]
         wer = dev_wer(best)
-    model.trained_seconds = data.usual_seconds
-    folder = out / "model"
-    summary = f"dev WER {wer:.2f} % (average of {len(best)} checkpoints)"
-    if trainer.is_global_zero:
-        if len(tokenizer) <= MOST_TOKENS:
-            model.transformer.bigram = Bigram.of(map(tokenizer.encode, data.transcripts()), model.transformer.config)
-        model.save(folder, config.export)
-        if (folder / TUNING).exists():
-            logger.warning("%s was tuned for other weights: asr.tune --write does it anew", folder / TUNING)
-        language_model = Path(config.init_from or "", LANGUAGE_MODEL)
-        if config.init_from and not config.new_tokenizer and language_model.is_dir():
-            logger.info(
-                "init_from has a language model, which is not in %s yet: asr.tune DEV --model %s --lm %s"
-                " --lm-weights 0 0.3 0.5 0.7 --ilm-weights 0 0.5 --write takes it where it helps",
-                *(folder, folder, language_model),
-            )
-        write_report(out, f"{summary}; {extent(data, model)}", asdict(config))
-    logger.info("%s; the model is in %s, the curves in %s", summary, folder, out / "report.html")
-    return folder, wer
+    return len(best), wer
+
+
+def _save(model: SpeechModel, config: TrainConfig, data: SpeechData, folder: Path) -> None:
+    """The model with the bigram of its transcripts; says what of decoding is not in the folder, or of other weights."""
+    if len(model.tokenizer) <= MOST_TOKENS:
+        tokens = map(model.tokenizer.encode, data.transcripts())
+        model.transformer.bigram = Bigram.of(tokens, model.transformer.config)
+    model.save(folder, config.export)
+    if (folder / TUNING).exists():
+        logger.warning("%s was tuned for other weights: asr.tune --write does it anew", folder / TUNING)
+    language_model = Path(config.init_from or "", LANGUAGE_MODEL)
+    if config.init_from and not config.new_tokenizer and language_model.is_dir():
+        logger.info(
+            "init_from has a language model, which is not in %s yet: asr.tune DEV --model %s --lm %s"
+            " --lm-weights 0 0.3 0.5 0.7 --ilm-weights 0 0.5 --write takes it where it helps",
+            *(folder, folder, language_model),
+        )
 
 
 def _take_shape(config: TrainConfig, model: SpeechModel) -> None:
@@ -127,9 +135,15 @@ def _take_shape(config: TrainConfig, model: SpeechModel) -> None:
         setattr(config, name, theirs)
 
 
-def _check_trained(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
-    """Raises ValueError where a part that decodes learns nothing, and did not before (`begun`)."""
-    weight = config.loss.ctc_weight
+def _check(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
+    """Raises ValueError for what the model cannot do, or where a part that decodes learns nothing, and did not before
+    (`begun`)."""
+    takes, weight = model.front_end.config.takes, config.loss.ctc_weight
+    if config.distortion != DistortionConfig() and takes != "sound":
+        raise ValueError(f"distortion is of sound, and this model takes {takes}")
+    if config.loss.consistency and not model.transformer.ctc:
+        raise ValueError("loss.consistency is of CTC, and this model has no CTC head")
+    check_options(model.transformer, config.validation)
     if not model.transformer.ctc or begun:
         return
     if weight == 0:
