@@ -38,7 +38,7 @@ def silence(rng: np.random.Generator) -> np.ndarray:
 
 
 def noise(rng: np.random.Generator) -> np.ndarray:
-    """1 to 15 s whose power falls with the frequency: not (white), as its inverse (pink), or as its square (brown)."""
+    """1 to 15 s whose power falls with the frequency: not (white), as its inverse (pink) or inverse square (brown)."""
     spectrum = np.fft.rfft(rng.normal(size=int(rng.uniform(1, 15) * SAMPLE_RATE)))
     return _at(-20, np.fft.irfft(spectrum / np.arange(1, len(spectrum) + 1) ** rng.choice([0, 0.5, 1])))
 

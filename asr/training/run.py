@@ -59,7 +59,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     _take_shape(config, model)
     if text_model:
         start_decoder(model, text_model)
-    _check(config, model, begun=isinstance(origin, SpeechModel) and tokenizer == origin.tokenizer)
+    _check_config(config, model, begun=isinstance(origin, SpeechModel) and tokenizer == origin.tokenizer)
     data.fit_to(model)
     if not last:
         save_tokenizer(tokenizer, out)
@@ -135,7 +135,7 @@ def _take_shape(config: TrainConfig, model: SpeechModel) -> None:
         setattr(config, name, theirs)
 
 
-def _check(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
+def _check_config(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
     """Raises ValueError for what the model cannot do, or where a part that decodes learns nothing, and did not before
     (`begun`)."""
     takes, weight = model.front_end.config.takes, config.loss.ctc_weight
