@@ -17,7 +17,8 @@ from asr.audio.reading import SAMPLE_RATE
 
 LOG_FLOOR = 1e-6
 SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
-QUIET = 0.03  # peak to which softer sound is raised
+QUIET = 0.03  # amplitude to which softer sound is raised
+BLOCK, CLICK = 160, 6  # samples of a block in which an amplitude is looked for, and blocks that speech is longer than
 LOWEST_HERTZ = 20.0  # of log_mel
 SMALLEST_STD = 1e-3
 KINDS = ("log_mel", "whisper", "kaldi", "matrix", "text")
@@ -173,9 +174,13 @@ class FrontEnd(nn.Module):
 
 
 def quiet_gain(samples: Tensor) -> Tensor:
-    """What brings the peak of each row of `(B, N)` to `QUIET`, `(B, 1)`: 1 for what is louder, 30 at most."""
-    lowest, highest = samples.aminmax(dim=1, keepdim=True)
-    return QUIET / torch.maximum(-lowest, highest).clamp(SILENCE, QUIET)
+    """What brings the amplitude of each row of `(B, N)` to `QUIET`, `(B, 1)`: 1 for what is louder, 30 at most.
+
+    The amplitude is what all of a row's `CLICK` loudest blocks reach, wherever its zero lies: neither a click nor an
+    offset makes a quiet recording a loud one."""
+    blocks = samples[:, : samples.shape[1] // BLOCK * BLOCK].unflatten(1, (samples.shape[1] // BLOCK, BLOCK))
+    amplitudes = nn.functional.pad((blocks.amax(dim=2) - blocks.amin(dim=2)) / 2, (0, CLICK))
+    return QUIET / amplitudes.topk(CLICK, dim=1).values[:, -1:].clamp(SILENCE, QUIET)
 
 
 class RunningStatistics:

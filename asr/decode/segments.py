@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from asr.audio.features import quiet_gain
 from asr.audio.reading import SAMPLE_RATE
@@ -24,6 +25,7 @@ ROW_FRAMES = 30 * SAMPLE_RATE // FRAME
 WARM_UP = 32  # frames before a row that only set the detector's state
 SPEECH, PAUSE = 0.5, 0.35  # probabilities above and below which a frame is speech, or is none
 CERTAIN = 0.9  # probability that some frame of any speech has, and of noise or music hardly one
+STRETCH = SAMPLE_RATE // 2  # samples of which quiet ones are raised together
 MARGIN = 0.2  # seconds kept around speech
 LONG_PAUSE = 1.0  # seconds of silence that end a piece
 
@@ -67,12 +69,10 @@ def speech_probabilities(samples: np.ndarray) -> np.ndarray:
     if not frames:
         return np.zeros(0, np.float32)
     per_row = -(-frames // ROWS)
-    lead = np.zeros(WARM_UP * FRAME, np.float32)
-    padded = np.concatenate([lead, samples, np.zeros(ROWS * per_row * FRAME - len(samples), np.float32)])
-    rows = [padded[r * per_row * FRAME :][: (WARM_UP + per_row) * FRAME] for r in range(ROWS)]
-    sound = torch.from_numpy(np.stack(rows))
-    sound *= quiet_gain(sound.view(1, -1))  # the detector misses quiet speech
-    chunks = sound.unflatten(1, (-1, FRAME)).transpose(0, 1)
+    padding = WARM_UP * FRAME, ROWS * per_row * FRAME - len(samples)
+    padded = nn.functional.pad(_raised(samples), padding)
+    rows = padded.unfold(0, (WARM_UP + per_row) * FRAME, per_row * FRAME)
+    chunks = rows.unflatten(1, (-1, FRAME)).transpose(0, 1)
     detector = _detector()
     detector.reset_states()
     with torch.inference_mode():
@@ -82,12 +82,21 @@ def speech_probabilities(samples: np.ndarray) -> np.ndarray:
 
 def has_speech(samples: np.ndarray) -> bool:
     """Whether some frame of `(N,)` certainly is speech: they are judged one by one, up to the first that is."""
-    sound = torch.from_numpy(np.pad(samples, (0, -len(samples) % FRAME)))[None]
-    sound *= quiet_gain(sound)
+    sound = _raised(np.pad(samples, (0, -len(samples) % FRAME)))[None]
     detector = _detector()
     detector.reset_states()
     with torch.inference_mode():
         return any(float(detector(frame, SAMPLE_RATE)) >= CERTAIN for frame in sound.split(FRAME, dim=1))
+
+
+def _raised(samples: np.ndarray) -> torch.Tensor:
+    """`(N,)` for a detector that misses quiet speech: as loud as the loudest of the stretches around it allows, whoever
+    speaks before or after; clicks are cut off at 1."""
+    sound = torch.from_numpy(np.pad(samples, (0, -len(samples) % STRETCH)))
+    gains = quiet_gain(sound.view(-1, STRETCH)).view(1, 1, -1)
+    gains = -nn.functional.max_pool1d(-gains, kernel_size=3, stride=1, padding=1)
+    gains = nn.functional.interpolate(gains, scale_factor=STRETCH, mode="linear").flatten()
+    return sound.mul_(gains).clamp_(-1.0, 1.0)[: len(samples)]
 
 
 def _stretches(probabilities: np.ndarray, last: bool, longest: int) -> Iterator[tuple[int | None, int]]:

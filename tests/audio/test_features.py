@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from asr.audio.features import QUIET, SILENCE, FeatureConfig, FrontEnd, RunningStatistics
+from asr.audio.features import QUIET, SILENCE, FeatureConfig, FrontEnd, RunningStatistics, quiet_gain
 
 
 def test_ten_seconds_are_a_thousand_frames_less_the_window():
@@ -92,9 +92,32 @@ def test_nothing_of_a_quiet_sound_is_lost_under_the_floor(normalization):
     front_end = FrontEnd(FeatureConfig(normalization=normalization))
     sound = torch.randn(1, 16_000) * torch.logspace(0, -2, 16_000)  # 40 dB softer at its end
     sound *= QUIET / sound.abs().max()
-    both = torch.cat([sound, sound * SILENCE / QUIET])
+    both = torch.cat([sound, sound * 3 * SILENCE / QUIET])
     X, _ = front_end(both, torch.tensor([16_000, 16_000]))
     torch.testing.assert_close(X[0], X[1], atol=1e-3, rtol=0)
+
+
+def test_a_quiet_sound_is_raised_to_one_amplitude_a_loud_one_is_left():
+    square = torch.ones(1, 16_000)
+    square[:, ::2] = -1
+    levels = torch.tensor([[1.0], [QUIET], [QUIET / 3], [SILENCE / 10]])
+    gains = quiet_gain(levels * square)
+    torch.testing.assert_close(gains, torch.tensor([[1.0], [1.0], [3.0], [QUIET / SILENCE]]))
+
+
+def test_neither_clicks_nor_an_offset_make_a_quiet_sound_loud():
+    sound = QUIET / 10 * torch.rand(1, 16_000)
+    clicks = sound.clone()
+    clicks[:, 1_000:13_000:3_000] = 0.9
+    torch.testing.assert_close(quiet_gain(clicks), quiet_gain(sound), rtol=0.01, atol=0)
+    torch.testing.assert_close(quiet_gain(sound + 0.2), quiet_gain(sound), rtol=1e-3, atol=0)
+
+
+def test_the_gain_of_a_quiet_sound_does_not_hang_on_its_padding():
+    for samples in (40, 500, 5_000):
+        sound = 0.004 * torch.randn(1, samples)
+        alone, padded = quiet_gain(sound), quiet_gain(torch.nn.functional.pad(sound, (0, 20_000)))
+        torch.testing.assert_close(alone, padded, rtol=0.2, atol=0)
 
 
 def test_with_global_normalisation_a_quiet_sound_is_quiet():

@@ -11,7 +11,7 @@ from asr.audio.features import QUIET, SILENCE
 from asr.audio.reading import SAMPLE_RATE, read_audio
 from asr.corpus import iterate, open_corpus
 from asr.decode import segments
-from asr.decode.segments import FRAME, LONGEST, _Tape, cut_at_pauses, has_speech, speech_probabilities
+from asr.decode.segments import FRAME, LONGEST, SPEECH, _Tape, cut_at_pauses, has_speech, speech_probabilities
 from asr.resources import resource
 
 
@@ -124,8 +124,28 @@ def test_threads_hear_what_each_would_hear_alone():
 def test_the_detector_hears_quiet_speech_as_well():
     sound = read_audio(resource("data", "samples", "glass.flac"))
     sound *= QUIET / np.abs(sound).max()
-    quiet = speech_probabilities(sound * SILENCE / QUIET)
+    quiet = speech_probabilities(sound * 2 * SILENCE / QUIET)
     np.testing.assert_allclose(quiet, speech_probabilities(sound), atol=1e-4)
+
+
+def test_a_quiet_speaker_is_heard_beside_a_loud_one():
+    sound = read_audio(resource("data", "samples", "glass.flac"))
+    loud, quiet = 0.5 / np.abs(sound).max() * sound, 0.005 / np.abs(sound).max() * sound
+    pause = np.zeros(SAMPLE_RATE, np.float32)
+    pieces = list(cut_at_pauses(in_blocks(np.concatenate([loud, pause, quiet, pause] * 3))))
+    lengths = [len(piece.samples) for piece in pieces]
+    assert len(pieces) == 6
+    assert min(lengths) > 0.8 * max(lengths)
+
+
+def test_a_click_does_not_make_quiet_speech_unheard():
+    sound = read_audio(resource("data", "samples", "glass.flac"))
+    sound *= 0.003 / np.abs(sound).max()
+    clicked = sound.copy()
+    clicked[len(sound) // 2 :][:5] = 0.9
+    assert has_speech(clicked)
+    found = speech_probabilities(clicked) > SPEECH
+    assert np.mean(found == (speech_probabilities(sound) > SPEECH)) > 0.9
 
 
 @pytest.mark.parametrize("level", [0.3, 0.003])
