@@ -121,7 +121,8 @@ class SpeechDataset(Dataset):
         cuts, seed = batch
         inputs, texts = [], []
         speed = random.Random(seed).choice(self.speeds)
-        draw = random.Random(f"{seed} {cuts[0].id}")  # which no other process has at the same time
+        first = cuts[0].id if len(cuts) else ""  # more processes than utterances are left
+        draw = random.Random(f"{seed} {first}")  # which no other process has at the same time
         for cut, sound in iterate(cuts, self.skipped):
             if self.conditions:
                 sound = self.conditions(sound, draw)

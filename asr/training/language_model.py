@@ -96,6 +96,10 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     board = TensorBoardLogger(out, name="tensorboard", version="")
     trainer = lightning_trainer(config, [FreedMemory(), best, latest, PerplexityLine(data.tokens)], logger=board)
     updates = config.epochs * data.updates_per_epoch(trainer.world_size)
+    if not updates:
+        raise ValueError(
+            f"data.train has fewer batches than the {trainer.world_size} processes: lower data.batch_tokens"
+        )
     module = LanguageModelTraining(config, model, updates)
     extent = f"{len(data.train_lines)} lines, {data.tokens / 1e6:.1f} M tokens, {updates} updates"
     logger.info("%s, %.1f M parameters", extent, sum(p.numel() for p in model.parameters()) / 1e6)

@@ -40,12 +40,13 @@ class Pretraining(Training):
 
     def training_step(self, batch: Batch) -> torch.Tensor:
         if not len(batch.lens):  # the other processes wait for gradients all the same
-            return 0.0 * self.total_loss(dummy_batch(self, NOTHING))
+            nothing = 0.0 * self.total_loss(dummy_batch(self, NOTHING))
+            return self.in_update(nothing, self.mean_of_processes(torch.zeros_like(nothing)))
         found = self._predict(batch)
-        total = self._total(found)
+        total, frames = self._total(found), self.mean_of_processes(found.frames)
         values = {"train/total": total.detach(), "train/masked": found.masked_loss.detach()}
         self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))
-        return total
+        return self.in_update(total * found.frames / frames.clamp(min=1), frames)
 
     def total_loss(self, batch: Batch) -> torch.Tensor:
         return self._total(self._predict(batch))

@@ -78,6 +78,12 @@ def test_a_warm_up_that_never_ends_is_said(config, caplog):
     assert "the rate rises for all" in caplog.text
 
 
+def test_fewer_batches_than_processes_are_a_clear_error(config):
+    few = replace(config, devices=2, data=replace(config.data, batch_tokens=10_000))
+    with pytest.raises(ValueError, match="fewer batches than the 2 processes: lower data.batch_tokens"):
+        train_language_model(few)
+
+
 def test_it_goes_on_from_another(trained, tmp_path):
     config, folder, perplexity = trained
     still = replace(config.optimizer, lr=1e-9)

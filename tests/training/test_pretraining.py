@@ -55,6 +55,15 @@ def test_the_encoder_learns_to_predict_what_is_hidden(sound, pretrained, tmp_pat
     assert "dev loss" in (folder.parent / "report.html").read_text()
 
 
+def test_an_update_of_few_batches_is_as_large_as_one_of_many(sound, tmp_path, monkeypatch):
+    norms = []
+    monkeypatch.setattr("asr.training.base.whole_norm", lambda norm: norms.append(float(norm)) or norm)
+    settings = ["epochs=2", "optimizer.lr=1e-9", "data.batch_seconds=10", "data.global_batch_seconds=50"]
+    pretrain(pretrain_options(sound, tmp_path, *settings))
+    assert len(norms) == 4  # the second and the last are of two batches instead of five
+    assert min(norms) > 0.7 * max(norms)
+
+
 def test_a_recogniser_begins_from_the_encoder_and_everything_else_is_new(corpus, pretrained, tmp_path):
     config = options(corpus, tmp_path, f"init_from={pretrained[0]}", "model.d_model=64", "model.decoder_layers=2")
     origin = EncoderModel.load(pretrained[0])

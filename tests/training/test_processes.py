@@ -191,3 +191,5 @@ def test_more_processes_than_utterances_share_them_in_as_many_batches_each(eight
         ranks = [list(sampler(world_size=11, rank=rank)) for rank in range(11)]
         assert {len(batches) for batches in ranks} == {1}
         assert sorted(cut.id for batches in ranks for cuts in batches for cut in cuts) == [str(i) for i in range(8)]
+        dataset = data._loader(None, [1.0], data.buckets).dataset
+        assert sorted(len(dataset[cuts, 1].texts) for (cuts,) in ranks) == [0] * 3 + [1] * 8
