@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from asr.audio.headers import AudioError, check_missing
+from asr.audio.interrupts import undisturbed
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -82,18 +83,29 @@ def _frames(container: InputContainer, begin: int) -> tuple[Iterator[AudioFrame]
         zero = float(stream.start_time * stream.time_base)
         with contextlib.suppress(av.FFmpegError):
             container.seek(round(1e6 * (zero + begin - RUN_UP)))
-        frames = container.decode(audio=0)
+        frames = _decoded(container)
         first = next(frames, None)
         if first is not None and first.time is not None and first.time - zero <= begin:
             return chain([first], frames), first.time - zero
         container.seek(0)
-    return container.decode(audio=0), 0.0
+    return _decoded(container), 0.0
+
+
+def _decoded(container: InputContainer) -> Iterator[AudioFrame]:
+    frames = container.decode(audio=0)
+    while True:
+        with undisturbed():
+            frame = next(frames, None)
+        if frame is None:
+            return
+        yield frame
 
 
 def _opened(file: BinaryIO) -> InputContainer:
     import av
 
-    return av.open(file, metadata_errors="replace", options={"ignore_length": "1"})
+    with undisturbed():
+        return av.open(file, metadata_errors="replace", options={"ignore_length": "1"})
 
 
 def _duration(container: InputContainer) -> float | None:

@@ -23,6 +23,7 @@ import soundfile
 
 from asr.audio.ffmpeg import decode_with_ffmpeg, duration_by_ffmpeg
 from asr.audio.headers import UNKNOWN, AudioError, check_missing, check_rate, goes_on, is_estimate
+from asr.audio.interrupts import undisturbed
 
 SAMPLE_RATE = 16_000
 STEPS_PER_SECOND = 100  # a matrix of T frames, or a text of T characters, counts as T / 100 s in batches and limits
@@ -121,7 +122,7 @@ def read_duration(source: Source, name: str | None = None) -> float:
     """Seconds of sound, from the header where the format has it. Raises AudioError like `read_audio`."""
     name = name or str(source)
     with _open(source, name) as file:
-        with contextlib.suppress(soundfile.LibsndfileError), soundfile.SoundFile(file) as sound:
+        with contextlib.suppress(soundfile.LibsndfileError), undisturbed(), soundfile.SoundFile(file) as sound:
             check_rate(sound, name)
             if sound.frames < UNKNOWN and not is_estimate(sound, file) and not goes_on(sound, file, name):
                 return sound.frames / sound.samplerate
@@ -231,7 +232,8 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
         return (_finite(block, name) for block in blocks)
 
     try:
-        sound = soundfile.SoundFile(file)
+        with undisturbed():
+            sound = soundfile.SoundFile(file)
     except soundfile.LibsndfileError as error:
         file.seek(0)
         if _is_text(file.read(1000)):
@@ -257,7 +259,8 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
         skipped = begin if sound.seekable() else 0
         if skipped:
             try:
-                sound.seek(min(skipped * sound.samplerate, sound.frames))
+                with undisturbed():
+                    sound.seek(min(skipped * sound.samplerate, sound.frames))
             except soundfile.LibsndfileError as error:
                 raise AudioError(f"{name}: damaged before {skipped} s ({error})") from None
         most = sys.maxsize if stop is None else (stop - skipped) * sound.samplerate
@@ -298,12 +301,13 @@ def _soundfile_blocks(
     size = _BLOCK_SECONDS * sound.samplerate
     while most > 0:
         try:
-            block = sound.read(min(most, size), dtype="float32", always_2d=True)
+            with undisturbed():
+                block = sound.read(min(most, size), dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
             if sound.seekable() and size > sound.samplerate // 4:  # anew, nearly up to where it is damaged
                 size = max(1, sound.samplerate // 4)
                 file.seek(0)
-                with contextlib.suppress(soundfile.LibsndfileError):
+                with contextlib.suppress(soundfile.LibsndfileError), undisturbed():
                     sound = soundfile.SoundFile(file)
                     sound.seek(place)
                     continue

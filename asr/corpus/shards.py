@@ -22,6 +22,7 @@ from lhotse.serialization import deserialize_item
 from lhotse.shar import JsonlShardWriter, TarWriter
 from lhotse.utils import fastcopy
 
+from asr.audio.interrupts import undisturbed
 from asr.audio.reading import SAMPLE_RATE, within_range
 from asr.corpus.utterances import PLACE, fetch, input_kind, iterate, of_file, writable
 
@@ -46,7 +47,8 @@ def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
             if input_kind(cut) != "sound":
                 raise ValueError(f"{cut.id}: shards hold sound, and this is {input_kind(cut)}")
             flac, duration = io.BytesIO(), len(samples) / SAMPLE_RATE
-            soundfile.write(flac, within_range(samples), SAMPLE_RATE, format="FLAC")
+            with undisturbed():
+                soundfile.write(flac, within_range(samples), SAMPLE_RATE, format="FLAC")
             recording = Recording(cut.id, [AudioSource("shar", [0], "")], SAMPLE_RATE, len(samples), duration)
             tars.write(f"{cut.id}.flac", flac)
             tars.write(f"{cut.id}.json", io.BytesIO(json.dumps(recording.to_dict()).encode()), count=False)
