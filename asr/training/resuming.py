@@ -6,6 +6,7 @@ Random numbers are a function of seed, epoch, process and batch; what a checkpoi
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import pickle
@@ -20,6 +21,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import Sampler
 
@@ -114,10 +116,27 @@ class ResumableData(L.LightningDataModule):
         self.has_another_dev_set = state["dev"] != self.dev_set()
 
 
+class WholeCheckpoints(TorchCheckpointIO):
+    """Checkpoints that are written beside their place and then put there: whenever a training is killed, what is there
+    is whole. Lightning writes them into the folder for temporary files, which may be small, and copies."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Raises OSError naming the file, and leaves nothing of it, where the disk is full."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{path.name}")
+        torch.save(checkpoint, content := io.BytesIO())
+        try:
+            unfinished.write_bytes(content.getbuffer())
+            os.replace(unfinished, path)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 class LastCheckpoint(Checkpoint):
     """`last.ckpt`, the training as it stands: at the end of each epoch, within it every `minutes`, and where SIGTERM or
-    SIGINT (Ctrl-C) ends it: a validation is finished first; a second Ctrl-C does not wait. The file is replaced at
-    once: whenever the training is killed, one of them is whole."""
+    SIGINT (Ctrl-C) ends it: a validation is finished first; a second Ctrl-C does not wait."""
 
     def __init__(self, folder: Path, minutes: float):
         self.path = folder / "last.ckpt"
@@ -164,8 +183,5 @@ class LastCheckpoint(Checkpoint):
         return own if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(own, all=False)
 
     def _save(self, trainer: L.Trainer) -> None:
-        new = self.path.with_name("last.new")
-        trainer.save_checkpoint(new)
-        if trainer.is_global_zero:
-            os.replace(new, self.path)
+        trainer.save_checkpoint(self.path)
         self.saved = time.monotonic()

@@ -32,7 +32,7 @@ from asr.model.dot_product import leave_out_cudnn
 from asr.training.averaging import best_checkpoints
 from asr.training.config import PretrainConfig, RunConfig, TrainConfig
 from asr.training.data import SoundData
-from asr.training.resuming import read_checkpoint
+from asr.training.resuming import WholeCheckpoints, read_checkpoint
 from asr.training.sharding import fully_sharded
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def lightning_trainer(config: RunConfig, callbacks: list[L.Callback], **settings
         log_every_n_steps=10,
         devices=config.devices or "auto",
         num_nodes=config.nodes,
-        plugins=_cluster(config),
+        plugins=[WholeCheckpoints(), *_cluster(config)],
         **settings,
     )
 

@@ -1,8 +1,10 @@
+import errno
 import os
 import shutil
 import signal
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from asr.training.averaging import best_checkpoints
 from asr.training.config import OptimizerConfig, TrainConfig
 from asr.training.module import SpeechTraining
-from asr.training.resuming import LastCheckpoint, Resumable, read_checkpoint, step_seed
+from asr.training.resuming import LastCheckpoint, Resumable, WholeCheckpoints, read_checkpoint, step_seed
 from asr.training.run import train
 from tests.training.tones import options
 
@@ -225,21 +227,28 @@ def test_an_epoch_whose_batches_are_others_now_begins_anew(corpus, tmp_path, los
     assert sorted(losses) == [(1, i) for i in range(len(losses))] and losses
 
 
-def test_a_checkpoint_that_could_not_be_written_leaves_the_last_one_whole(tmp_path):
-    class Full:
-        """A trainer on a full disk."""
+def test_a_checkpoint_that_could_not_be_written_leaves_the_last_one_whole(tmp_path, monkeypatch):
+    WholeCheckpoints().save_checkpoint({"epoch": 1}, path := tmp_path / "checkpoints" / "last.ckpt")
+    written = Path.write_bytes
 
-        is_global_zero = True
+    def half(self, content):
+        written(self, bytes(content)[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
 
-        def save_checkpoint(self, path):
-            path.write_bytes(b"half")
-            raise OSError(28, os.strerror(28), str(path))
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/last\.ckpt'"):
+        WholeCheckpoints().save_checkpoint({"epoch": 2}, path)
+    assert read_checkpoint(path) == {"epoch": 1}
+    assert list(path.parent.iterdir()) == [path]
 
-    latest = LastCheckpoint(tmp_path, minutes=0)
-    latest.path.write_bytes(b"whole")
-    with pytest.raises(OSError, match="No space left"):
-        latest.on_train_epoch_end(Full(), None)
-    assert latest.path.read_bytes() == b"whole"
+
+def test_checkpoints_need_no_other_folder(corpus, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    train(options(corpus, tmp_path, "epochs=1"))
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} > {"last.ckpt"}
 
 
 @pytest.fixture
