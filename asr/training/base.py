@@ -132,6 +132,8 @@ class Training(L.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         torch.manual_seed(step_seed(self.seed, self.current_epoch, self.global_rank, batch_idx))
+        # by which curves are drawn: resumed within an epoch Lightning would count an update twice
+        self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.global_step
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["config"] = asdict(self.config)

@@ -68,7 +68,8 @@ class EpochLine(EpochTimer):
         took, left = self.took_and_left(trainer)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         validated = (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0
-        formats = {"train/total_epoch": "loss {:.3f}"} | (
+        since = " since it was resumed" if self.first else ""
+        formats = {"train/total_epoch": f"loss {{:.3f}}{since}"} | (
             {"dev/loss": "dev loss {:.3f}"} | self.shown if validated else {}
         )
         shown = [text.format(metrics[name]) for name, text in formats.items() if name in metrics]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asr.training.averaging import best_checkpoints
 from asr.training.config import OptimizerConfig, TrainConfig
@@ -75,10 +76,18 @@ def train_until_killed(config: TrainConfig, place: tuple[int, int], monkeypatch)
             train(config)
 
 
+def drawn_at(out: Path) -> list[int]:
+    """The updates at which the curves of a training have points."""
+    board = EventAccumulator(str(out / "tensorboard"))
+    board.Reload()
+    return [point.step for point in board.Scalars("train/total_epoch")]
+
+
 @pytest.mark.parametrize(("accumulated", "optimizer"), [(1, "adamw"), (2, "adamw"), (1, "muon")])
 def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
-    corpus, tmp_path, losses, monkeypatch, accumulated, optimizer
+    corpus, tmp_path, losses, monkeypatch, caplog, accumulated, optimizer
 ):
+    caplog.set_level("INFO", "asr")
     settings = ["epochs=2", "model.dropout=0.2", "save_minutes=0", f"optimizer.kind={optimizer}"]
     settings.append(f"data.global_batch_seconds={10 * accumulated}")
     train(options(corpus, tmp_path / "whole", *settings))
@@ -93,6 +102,8 @@ def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
     assert (before | losses).keys() == whole.keys()
     for place, loss in whole.items():
         assert (before | losses)[place] == pytest.approx(loss, abs=1e-6), place
+    assert drawn_at(tmp_path / "parts") == drawn_at(tmp_path / "whole")
+    assert caplog.text.count("since it was resumed") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
