@@ -54,6 +54,8 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
 def load_recognizer(args: argparse.Namespace) -> Recognizer:
     """The recogniser that the options ask for. Raises ValueError naming the option or the folder that is wrong."""
     settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
+    if (channel := getattr(args, "channel", None)) is not None:  # of asr.transcribe
+        settings["channel"] = channel
     if args.piece_seconds is not None:
         settings["piece_seconds"] = args.piece_seconds
     if args.attention_window is not None:
@@ -80,6 +82,8 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     if unasked and (strategy == "greedy" or (strategy == "ctc" and beam_size == 1)):
         alone = f"--strategy {strategy}{' with a beam of 1' if strategy == 'ctc' else ''}"
         raise ValueError(f"{alone} uses no other model: leave out --lm, --ngram and their weights")
+    if strategy == "ctc" and beam_size == 1 and given.get("length_bonus"):
+        raise ValueError("--strategy ctc with a beam of 1 takes the likeliest path: leave out --length-bonus")
     if strategy == "greedy" and (given.get("beam_size", 1) > 1 or given.get("length_bonus")):
         raise ValueError("--strategy greedy has one hypothesis: leave out --beam-size and --length-bonus")
     if strategy == "ctc" and (given.get("ctc_weight") is not None or given.get("ilm_weight")):

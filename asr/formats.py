@@ -122,7 +122,8 @@ def ctm_name(name: str) -> str:
 def ctm_line(name: str, start: float, end: float, word: str, confidence: float | None = None) -> str:
     """Recording, channel, start, duration, word and confidence, apart by spaces."""
     last = "" if confidence is None else f" {confidence:.4f}"
-    return f"{ctm_name(name)} 1 {start:.2f} {end - start:.2f} {word}{last}\n"
+    begin, stop = round(start, 2), round(end, 2)  # or it would end after the next one begins
+    return f"{ctm_name(name)} 1 {begin:.2f} {stop - begin:.2f} {word}{last}\n"
 
 
 def _clock(seconds: float, point: str) -> str:

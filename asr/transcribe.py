@@ -41,10 +41,7 @@ def parser() -> argparse.ArgumentParser:
 @guarded("asr.transcribe")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    if args.channel is not None and args.channel < 0:
-        raise ValueError(f"--channel counts from 0, and is {args.channel}")
     recognizer = load_recognizer(args)
-    recognizer.channel = args.channel
     is_text = recognizer.takes == "text"
     if args.skip_existing and not args.out:
         raise ValueError("--skip-existing is for --out")

@@ -1,4 +1,5 @@
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -33,6 +34,13 @@ def test_vtt():
 def test_ctm():
     lines = FORMATS["ctm"](TALK).splitlines()
     assert lines[0] == "one 1 1.00 0.40 good 0.9000" and lines[-1] == "one 1 4.50 0.40 you 0.9000" and len(lines) == 5
+
+
+def test_no_word_of_ctm_ends_after_the_next_begins():
+    ends = [0.114, 0.226, 0.334, 0.446, 0.554]
+    lines = [ctm_line("a", *times, "b").split() for times in pairwise(ends)]
+    for before, after in pairwise(lines):
+        assert round(float(before[2]) + float(before[3]), 2) == float(after[2])
 
 
 def test_ctms_columns_stay_apart_and_no_word_is_lost():

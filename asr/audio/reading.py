@@ -29,7 +29,7 @@ SAMPLE_RATE = 16_000
 STEPS_PER_SECOND = 100  # a matrix of T frames, or a text of T characters, counts as T / 100 s in batches and limits
 AUDIO_SUFFIXES = frozenset(
     f".{name}"
-    for name in "wav flac ogg oga opus mp3 aiff aif au sph m4a mp4 webm mkv aac wma".split()  # noqa: SIM905
+    for name in "wav flac ogg oga opus mp3 aiff aif au sph w64 rf64 caf m4a mp4 mov webm mkv aac wma".split()  # noqa: SIM905
 )
 MATRIX_SUFFIXES = frozenset({".npy", ".pt"})
 LOUDEST = 2**31  # of samples that are not taken for damaged: whole numbers of 32 bits, written as floats

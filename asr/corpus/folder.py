@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, files_under, printable, read_lines
+from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, AudioError, files_under, printable, read_lines
 from asr.corpus.utterances import Utterance
 
 
 def read_folder(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
     """The utterances under `folder`; ids are paths relative to it, without suffix. Files without a `.txt` are not
-    part of a `transcribed` corpus. Raises ValueError where it has none, or a `.txt` is not in UTF-8."""
+    part of a `transcribed` corpus; a `.txt` that is not in UTF-8 is a fault of its own. Raises ValueError where there
+    is none."""
     found = False
     for path in sorted(files_under(folder)):
         transcript = path.with_suffix(".txt")
         if path.suffix.lower() in AUDIO_SUFFIXES | MATRIX_SUFFIXES and (transcript.is_file() or not transcribed):
             found = True
-            text = " ".join(" ".join(read_lines(transcript)).split()) if transcribed else ""
-            yield Utterance(printable(path.relative_to(folder).with_suffix("")), path, text)
+            text, fault = "", None
+            try:
+                text = " ".join(" ".join(read_lines(transcript)).split()) if transcribed else ""
+            except AudioError as error:
+                fault = str(error)
+            yield Utterance(printable(path.relative_to(folder).with_suffix("")), path, text, fault=fault)
     if not found:
         beside = " with a .txt of the same name beside it" if transcribed else ""
         raise ValueError(f"{folder}: no audio file{beside}")

@@ -108,6 +108,8 @@ class Recognizer:
         self.batch_seconds = batch_seconds
         self.calibration = calibration
         self.takes = model.front_end.config.takes
+        if channel is not None and channel < 0:
+            raise ValueError(f"channel counts from 0, and is {channel}")
         if channel is not None and self.takes != "sound":
             raise ValueError(f"channel is of sound, and this model takes {self.takes}")
         rates = {"sound": SAMPLE_RATE, "matrix": model.front_end.config.frames_per_second, "text": STEPS_PER_SECOND}

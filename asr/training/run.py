@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from copy import deepcopy
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import lightning as L
@@ -21,7 +21,7 @@ from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.training.averaging import EMA, average_checkpoints, best_checkpoints, figure_of, interpolate, keep_best
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder, writing_of
 from asr.training.callbacks import EpochLine, Patience, Samples
-from asr.training.config import OF_THE_REST, TrainConfig
+from asr.training.config import OF_THE_REST, TokenizerConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.memory import FreedMemory, LargestFirst
 from asr.training.module import SpeechTraining
@@ -48,6 +48,8 @@ def train(config: TrainConfig) -> tuple[Path, float]:
         writes = writing_of(config.tokenizer.folder)
     if writes and config.data.normalizer == "auto":
         config.data.normalizer = writes.normalizer_name
+    if writes and not last and replace(config.tokenizer, folder="") != TokenizerConfig():
+        logger.info("the model's own tokenizer counts, not tokenizer.kind and tokenizer.vocab_size of the options")
     data = SpeechData(config.data, config.seed, device_count(config))
     if last:
         tokenizer = load_tokenizer(out)

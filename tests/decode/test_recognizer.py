@@ -214,6 +214,11 @@ def test_two_channels_are_refused_as_an_array(recognizer):
         recognizer.transcribe(np.zeros((100, 2), np.float32))
 
 
+def test_channels_count_from_0(tiny_model):
+    with pytest.raises(ValueError, match="channel counts from 0, and is -1"):
+        Recognizer(tiny_model, channel=-1)
+
+
 def test_what_is_not_longer_than_a_piece_stays_whole(tiny_model):
     assert list(Recognizer(tiny_model, precision="float32").pieces(noise(30))) == []  # no speech between pauses
     (whole,) = Recognizer(tiny_model, precision="float32", piece_seconds=30).pieces(noise(30))
