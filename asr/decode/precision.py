@@ -24,7 +24,8 @@ def with_precision(model: Transformer | LanguageModel, precision: str) -> Transf
 
     auto is the `best_precision`; bfloat16 on a CPU packs the layers (`asr.decode.packing`);
     int8 multiplies what a norm gives in whole numbers (`asr.decode.quantization`), and computes the rest in bfloat16
-    where that is quick. Raises ValueError for another name, or int8 where the hardware is not quick at it."""
+    where that is quick. Raises ValueError for another name, or int8 where the hardware is not quick at it or norms come
+    last (`norm_first=False`)."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not one of {', '.join(PRECISIONS)}")
     device = next(model.parameters()).device
@@ -37,6 +38,8 @@ def with_precision(model: Transformer | LanguageModel, precision: str) -> Transf
         raise ValueError(f"the model is packed for decoding in {there}: load its folder again for another precision")
     quick = best_precision(device)
     if precision == "int8":
+        if isinstance(model, Transformer) and not model.config.norm_first:
+            raise ValueError(f"precision: int8 is for models whose layers begin with a norm; take {quick} here")
         if not can_quantize(device):
             raise ValueError(f"precision: int8 is for CPUs with AVX512-VNNI or AMX; take {quick} here")
         quantize(model, getattr(torch, quick))

@@ -1,5 +1,6 @@
 import copy
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,12 @@ def test_whole_numbers_are_refused_where_they_are_not_quick(tiny_model, monkeypa
         ValueError, match="precision: int8 is for CPUs with AVX512-VNNI or AMX; take (bfloat16|float32)"
     ):
         Recognizer(tiny_model, precision="int8")
+
+
+def test_whole_numbers_are_refused_where_there_would_be_none(tiny_config):
+    post_norm = Transformer(replace(tiny_config, norm_first=False))
+    with pytest.raises(ValueError, match=r"models whose layers begin with a norm; take (bfloat16|float32) here"):
+        with_precision(post_norm, "int8")
 
 
 def test_another_name_is_refused(tiny_model):

@@ -172,6 +172,7 @@ def test_sound_to_a_text_model_is_one_line(translator, corpus, capsys):
     _, model, _ = translator
     sound = corpus / "dev" / "0.wav"
     one_line(1, transcribe, capsys, ["--model", model, sound], "0.wav", "not text in UTF-8")
+    one_line(2, transcribe, capsys, ["--model", model, "--channel", "0", sound], "channel is of sound")
     one_line(2, evaluate, capsys, ["--model", model, corpus / "dev"], "this is sound", "takes text")
 
 
