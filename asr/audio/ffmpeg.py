@@ -81,7 +81,7 @@ def _frames(container: InputContainer, begin: int) -> tuple[Iterator[AudioFrame]
     stream: AudioStream = container.streams.audio[0]
     if begin > RUN_UP and container.format.name.startswith(INDEXED) and stream.start_time is not None:
         zero = float(stream.start_time * stream.time_base)
-        with contextlib.suppress(av.FFmpegError):
+        with contextlib.suppress(av.FFmpegError), undisturbed():
             container.seek(round(1e6 * (zero + begin - RUN_UP)))
         frames = _decoded(container)
         first = next(frames, None)

@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asr.audio.ffmpeg import decode_with_ffmpeg
 from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration, stream_audio
+from tests.audio.test_interrupts import Interrupted
 
 av = pytest.importorskip("av")
 
@@ -130,3 +132,12 @@ def test_a_channel_that_there_is_not_is_named(tmp_path, sides):
 def test_pictures_alone_are_no_sound(tmp_path, sides):
     with pytest.raises(AudioError, match="there is no sound in it"):
         read_audio(encode(tmp_path / "a.mp4", "", sides, video=True))
+
+
+@pytest.mark.parametrize(("form", "codec"), [("webm", "libopus"), ("m4a", "aac")])
+@pytest.mark.parametrize("begin", [0, 4])
+def test_ctrl_c_while_a_file_is_decoded_is_no_damage_of_it(tmp_path, sides, form, codec, begin):
+    content = encode(tmp_path / f"a.{form}", codec, sides).read_bytes()
+    for nth in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            list(decode_with_ffmpeg(SAMPLE_RATE, Interrupted(content, nth), "a", "", begin, None))
