@@ -86,6 +86,10 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
             for name, _ in _typed(typed):
                 if name in FOLLOWING:
                     raise ValueError(f"{name} follows from {FOLLOWING[name]}")
+            for override in OverridesParser.create().parse_overrides(list(typed)):
+                name, adds = override.key_or_group, override.is_add() or override.is_force_add()
+                if adds and name not in _names(schema) and not name.startswith("hydra."):  # nobody would look at it
+                    raise ValueError(_no_such_option(name, schema))
             if composed.resume:
                 composed = _with_saved_options(composed, schema, typed)
             config = build_config(composed)
@@ -118,20 +122,22 @@ def _no_such_option(name: str, schema: type) -> str:
     """That there is none, and which may be meant: one of the same group that is written alike, or those of other groups
     that have the name."""
 
-    def names(of: type, above: str = "") -> Iterator[str]:
-        for key, kind in get_type_hints(of).items():
-            yield f"{above}{key}"
-            if is_dataclass(kind):
-                yield from names(kind, f"{above}{key}.")
-
     if is_dataclass(get_type_hints(schema).get(name)):
         return f"{name}: takes no preset here; {name}.NAME=... sets an option of it"
-    known = [*names(schema), *(["experiment"] if schema is TrainConfig else [])]
+    known = [*_names(schema), *(["experiment"] if schema is TrainConfig else [])]
     group, dot, last = name.rpartition(".")
     beside = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == group]
     elsewhere = [each for each in known if not dot and each.rpartition(".")[2] == name]
     meant = elsewhere or [f"{group}{dot}{each}" for each in difflib.get_close_matches(last, beside, n=1)]
     return f"{name}: no such option" + (f"; {' or '.join(meant)}?" if meant else "")
+
+
+def _names(schema: type, above: str = "") -> Iterator[str]:
+    """Of all options."""
+    for name, kind in get_type_hints(schema).items():
+        yield f"{above}{name}"
+        if is_dataclass(kind):
+            yield from _names(kind, f"{above}{name}.")
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
     [
         ("foo=1", "foo: no such option"),
         ("lr=1e-3", "lr: no such option; optimizer.lr?"),
+        ("+optimizer.warmpu=3", "optimizer.warmpu: no such option; optimizer.warmup?"),
         ("data.trian=[x]", "data.trian: no such option; data.train"),
         ("data.rir=1", "data.rir: no such option; data.rirs?"),
         ("model.name=3", "model.name: no such option"),

@@ -80,8 +80,9 @@ class EMA(WeightAveraging):
 
 
 def best_checkpoints(out: Path) -> list[Path]:
-    """Best first, by the figure in their names: Lightning forgets which were best when the folder is moved."""
-    return sorted((out / "checkpoints").glob("[0-9]*-*.ckpt"), key=figure_of)
+    """Best first, by the figure in their names, and of equally good ones the earlier: Lightning forgets which were best
+    when the folder is moved."""
+    return sorted(sorted((out / "checkpoints").glob("[0-9]*-*.ckpt")), key=figure_of)
 
 
 def figure_of(checkpoint: Path) -> float:
