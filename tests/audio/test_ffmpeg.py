@@ -136,6 +136,7 @@ def test_pictures_alone_are_no_sound(tmp_path, sides):
 
 @pytest.mark.parametrize(("form", "codec"), [("webm", "libopus"), ("m4a", "aac")])
 @pytest.mark.parametrize("begin", [0, 4])
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_a_file_is_decoded_is_no_damage_of_it(tmp_path, sides, form, codec, begin):
     content = encode(tmp_path / f"a.{form}", codec, sides).read_bytes()
     for nth in (1, 2):

@@ -32,6 +32,9 @@ class Interrupted(io.BytesIO):
             signal.raise_signal(signal.SIGINT)
 
 
+pytestmark = pytest.mark.usefixtures("ctrl_c")
+
+
 @pytest.mark.parametrize("read", [read_audio, read_duration])
 @pytest.mark.parametrize(("form", "subtype"), [("WAV", None), ("FLAC", None), ("OGG", "OPUS")])
 def test_ctrl_c_while_a_file_is_decoded_is_no_end_of_the_file(monkeypatch, read, form, subtype):
