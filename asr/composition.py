@@ -121,7 +121,6 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
 def _no_such_option(name: str, schema: type) -> str:
     """That there is none, and which may be meant: one of the same group that is written alike, or those of other groups
     that have the name."""
-
     if is_dataclass(get_type_hints(schema).get(name)):
         return f"{name}: takes no preset here; {name}.NAME=... sets an option of it"
     known = [*_names(schema), *(["experiment"] if schema is TrainConfig else [])]
