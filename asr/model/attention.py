@@ -11,7 +11,7 @@ from asr.model.cache import StepPosition
 from asr.model.config import ModelConfig
 from asr.model.dot_product import attention_weights, scaled_dot_product_attention
 from asr.model.dropout import Dropout
-from asr.model.flash_attention import Ends, fits, flash_attention
+from asr.model.flash_attention import fits, flash_attention
 from asr.model.local_attention import local_attention
 from asr.model.masks import causal_mask, either, window_mask
 from asr.model.positions import rotate
@@ -36,6 +36,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("causal attention has no window")
         D, H = config.d_model, config.num_heads
         self.num_heads = H
+        self.key_dim, self.value_dim = config.key_dim, config.value_dim
         self.rotary = rotary
         self.window = window
         self.causal = causal
@@ -60,15 +61,18 @@ class MultiHeadAttention(nn.Module):
         key_value: Tensor | None = None,
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
-        ends: Ends | None = None,
+        lens: Tensor | None = None,
     ) -> Tensor:
         """`query (B, L_q, D)` attends to `key_value (B, L_k, D)`, or to itself (None) -> `(B, L_q, D)`; `mask` as in
-        `attention_weights`, and `ends`, where it hides the padding alone, as in `sequence_ends`.
+        `attention_weights`, and `lens`, where it hides the padding alone or is causal, as in `lens_for_kernels`.
 
         Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
+        simple = lens is not None and weights is None and not self.window
+        if simple and fits(query, self.key_dim, self.value_dim):
+            return self._flash(query, key_value, None if self.causal else lens)
         if key_value is None:
-            return self._weigh(*self._project_all(query), mask, weights, ends, self.causal)
-        return self.attend(query, *self.project(key_value), mask=mask, weights=weights, ends=ends)
+            return self._weigh(*self._project_all(query), mask, weights, self.causal)
+        return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
 
     def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: StepPosition) -> Tensor:
         """Self-attention of the newest position alone: W hypotheses an utterance, `x (B, W, D)`, over the keys and
@@ -90,10 +94,9 @@ class MultiHeadAttention(nn.Module):
         V: Tensor,
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
-        ends: Ends | None = None,
     ) -> Tensor:
         """`query (B, L_q, D)` over projected keys and values -> `(B, L_q, D)`."""
-        return self._weigh(self._split(self.query(query)), K, V, mask, weights, ends)
+        return self._weigh(self._split(self.query(query)), K, V, mask, weights)
 
     def _project_all(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of self-attention `(B, H, L, d)`; `positions (L,)` as in `rotate`."""
@@ -108,7 +111,6 @@ class MultiHeadAttention(nn.Module):
         V: Tensor,
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
-        ends: Ends | None = None,
         causal: bool = False,
     ) -> Tensor:
         """The output layer over the values that queries find by their keys, all of them `(B, H, L, d)`."""
@@ -121,11 +123,34 @@ class MultiHeadAttention(nn.Module):
             heads = self.dropout(weights[-1]) @ V
         elif self.window:
             heads = local_attention(Q, K, V, *self.window, mask=mask, dropout=self.dropout)
-        elif ends is not None and not causal and fits(Q, V):
-            heads = flash_attention(Q, K, V, ends, self.dropout)
         else:
             heads = scaled_dot_product_attention(Q, K, V, mask, self.dropout, causal)
         return self.output(heads.transpose(1, 2).flatten(2))
+
+    def _flash(self, query: Tensor, key_value: Tensor | None, lens: Tensor | None) -> Tensor:
+        """`forward` by the kernels of `asr.model.flash_attention`."""
+        q, k, v = query, None, None
+        if key_value is not None:
+            q, k = self._heads(query, self.query), self._heads(key_value, self.key, self.value)
+        elif self.rotary:
+            Q, K, V = self._project_all(query)
+            q, k, v = (x.transpose(1, 2) for x in (Q, K, V))
+        else:
+            q = self._heads(query, self.query, self.key, self.value)
+        p = self.dropout.p if self.dropout.training else 0.0
+        return self.output(flash_attention(q, k, v, self.num_heads, lens, p).flatten(2))
+
+    def _heads(self, x: Tensor, *linears: nn.Linear) -> Tensor:
+        """What all of them make of `x (B, L, D)`, by one product: `(B, L, n H, d)`."""
+        weight, bias = linears[0].weight, linears[0].bias
+        if len(linears) > 1:
+            weight = torch.cat([linear.weight for linear in linears])
+            biases = [
+                linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
+                for linear in linears
+            ]
+            bias = torch.cat(biases)
+        return nn.functional.linear(x, weight, bias).unflatten(2, (len(linears) * self.num_heads, -1))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)

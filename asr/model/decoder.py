@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from asr.model.cache import AttentionCache
 from asr.model.config import ModelConfig
-from asr.model.flash_attention import sequence_ends
+from asr.model.flash_attention import lens_for_kernels
 from asr.model.layers import TransformerDecoderLayer, start_near_identity, to_autocast_dtype
 from asr.model.masks import additive_mask, length_mask
 from asr.model.positions import Positions
+from asr.model.posteriors import log_posteriors
 from asr.text.tokenizer import EOS
 
 IGNORED = -100  # the label of padding: it has no loss
@@ -79,7 +80,7 @@ class TokenStack(nn.Module):
 
     def log_posteriors(self, x: Tensor) -> Tensor:
         """`(..., D)` -> `(..., V)`, float32."""
-        return self.output(self.norm(x)).float().log_softmax(dim=-1)
+        return log_posteriors(self.output, self.norm(x))
 
 
 class Decoder(TokenStack):
@@ -94,10 +95,10 @@ class Decoder(TokenStack):
         `weights` collects each layer's attention to the memory `(B, H, T', M)`."""
         memory, size = to_autocast_dtype(memory), memory.shape[1]
         memory_mask = length_mask(memory_lens, size)
-        ends = sequence_ends(memory_lens, size, Y_in.shape[1])
+        lens = lens_for_kernels(memory_lens)
         x = self.embed(Y_in)
         for layer in self.layers:
-            x = layer(x, memory, memory_mask, weights, ends)
+            x = layer(x, memory, memory_mask, weights, lens)
         return self.log_posteriors(x)
 
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:

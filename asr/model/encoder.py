@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from asr.audio.features import FeatureConfig
 from asr.model.config import ModelConfig
-from asr.model.flash_attention import sequence_ends
+from asr.model.flash_attention import lens_for_kernels
 from asr.model.layers import ConformerEncoderLayer, TransformerEncoderLayer, start_near_identity
 from asr.model.masks import length_mask
 from asr.model.positions import Positions
@@ -41,10 +41,10 @@ class Encoder(nn.Module):
         what each layer gives, before the norm that ends the stack, `(B, M, D)`."""
         x, lens = self.subsampling(X.to(self.subsampling.dtype), X_lens)
         size = x.shape[1]
-        mask, ends = length_mask(lens, size), sequence_ends(lens, size, size)
+        mask, for_kernels = length_mask(lens, size), lens_for_kernels(lens)
         x = self.positions(x)
         for layer in self.layers:
-            x = layer(x, mask, weights, ends)
+            x = layer(x, mask, weights, for_kernels)
             if outputs is not None:
                 outputs.append(x)
         return self.norm(x), lens

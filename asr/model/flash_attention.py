@@ -1,52 +1,168 @@
-"""Flash attention (Dao 2023) over keys of which some are padding, on a GPU.
+"""Flash attention (Dao et al. 2022, Dao 2023) on a GPU: under a length mask or a causal one, with dropout.
 
-torch's `scaled_dot_product_attention` computes so where nothing is masked out; where it is shown a length mask, another
-kernel takes more than twice as long. The same kernel also knows many sequences that lie one after another and is told
-where each ends. To it an utterance of a padded batch is two of them: all its queries with its own keys, and no query
-with those of its padding. So nothing is moved, and the padding's keys get gradients of zero.
+torch's own kernel knows no length mask, draws ten rounds of Philox for every weight that it may drop, and gives the
+gradients of queries, keys and values as three tensors, which are copied where one product gave them together. These
+kernels, in `asr.model.flash_kernels`, do none of that. To compiled layers they are an operator of its own.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable
+from functools import cache
+
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from asr.model.dropout import Dropout
+logger = logging.getLogger(__name__)
 
-OLDEST = (8, 0)  # the compute capability from which there are kernels (Ampere)
-WIDEST = 192  # of the heads for which all of these have a backward pass
+OLDEST, HOPPER = (8, 0), (9, 0)  # compute capabilities: of the first GPUs that have bfloat16 (Ampere), and of an H100
+WIDEST = 128  # of the heads, whose gradients stay in registers
 
-Ends = tuple[Tensor, Tensor]  # where the sequences of queries end, and those of keys: both (2 B + 1,), the first 0
-
-
-def sequence_ends(lens: Tensor, keys: int, queries: int) -> Ends | None:
-    """What `flash_attention` is told of so many `queries` an utterance and so many `keys`, of which `lens (B,)` are no
-    padding. None: this device has no such kernel, or torch is not to use it."""
-    if not (lens.is_cuda and torch.backends.cuda.is_flash_attention_available()):
-        return None
-    if not torch.backends.cuda.flash_sdp_enabled() or torch.cuda.get_device_capability(lens.device) < OLDEST:
-        return None
-    return _ends(lens, keys, queries)
+# of each kernel: of how many rows a program has the results, and how it goes about it; few, so that many are at work
+OF_QUERIES = {"QUERIES": 64, "KEYS": 32, "num_warps": 4, "num_stages": 3}
+OF_KEYS = {"QUERIES": 32, "KEYS": 64, "num_warps": 4, "num_stages": 2}
+FEWER_REGISTERS = {"maxnreg": 128}  # of a thread: with it four blocks of keys are at work instead of three
+BLOCKS = {"forward": (64, OF_QUERIES), "backward_of_queries": (64, OF_QUERIES), "backward_of_keys": (64, OF_KEYS)}
 
 
-def _ends(lens: Tensor, keys: int, queries: int) -> Ends:
-    turns = torch.arange(2 * len(lens) + 1, device=lens.device, dtype=torch.int32)
-    starts = torch.arange(len(lens), device=lens.device) * keys
-    of_keys = pad(torch.stack([starts + lens, starts + keys], dim=1).flatten(), (1, 0)).int()
-    return (turns + 1) // 2 * queries, of_keys
+def lens_for_kernels(lens: Tensor) -> Tensor | None:
+    """What attention is told of the lengths `(B,)`; None: this device has no such kernels, and a mask says it all."""
+    return lens if lens.is_cuda and _runs_kernels(lens.device) else None
 
 
-def fits(Q: Tensor, V: Tensor) -> bool:
-    """Whether there is a kernel for such heads."""
-    width = Q.shape[3]
-    return Q.dtype in (torch.bfloat16, torch.float16) and width == V.shape[3] and width % 8 == 0 and width <= WIDEST
+@cache
+def _runs_kernels(device: torch.device) -> bool:
+    """Triton comes with torch, but asks for a C compiler and Python's headers: one attempt says more than questions."""
+    if torch.cuda.get_device_capability(device) < OLDEST:
+        return False
+    try:
+        flash_attention(torch.zeros(1, 1, 3, 16, dtype=torch.bfloat16, device=device), None, None, 1, None)
+    except Exception as error:  # of a compiler, a driver, Triton: there is another way
+        logger.warning("attention takes torch's kernels, and twice the time: its own do not run here (%s)", error)
+        return False
+    return True
 
 
-def flash_attention(Q: Tensor, K: Tensor, V: Tensor, ends: Ends, dropout: Dropout) -> Tensor:
-    """softmax(Q Kᵀ / √d) V: Q `(B, H, L_q, d)`, K and V `(B, H, L_k, d)` -> `(B, H, L_q, d)`, where each utterance's
-    queries see the keys that `ends` says; with none to see they give zeros."""
-    rows = (x.transpose(1, 2).flatten(0, 1) for x in (Q, K, V))  # (B · L, H, d)
-    p = dropout.p if dropout.training else 0.0
-    out, *_ = torch.ops.aten._flash_attention_forward(*rows, *ends, Q.shape[2], K.shape[2], p, False, False)
-    return out.unflatten(0, (Q.shape[0], Q.shape[2])).transpose(1, 2)
+def fits(x: Tensor, key_dim: int, value_dim: int) -> bool:
+    """Whether the kernels compute in the type to which `x` is projected, and know such heads."""
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    return dtype in (torch.bfloat16, torch.float16) and key_dim == value_dim <= WIDEST and key_dim % 8 == 0
+
+
+def flash_attention(
+    q: Tensor, k: Tensor | None, v: Tensor | None, num_heads: int, lens: Tensor | None, p: float = 0.0
+) -> Tensor:
+    """dropout(softmax(Q Kᵀ / √d)) V: Q `(B, L_q, H, d)`, K and V `(B, L_k, H, d)` -> `(B, L_q, H, d)`.
+
+    What one product gives stays together: where `v` is None, `k` has V's heads after K's, `(B, L_k, 2 H, d)`, and where
+    both are, `q` has those of all three. The first `lens (B,)` keys of each utterance are seen; queries with none to
+    see give zeros. `lens` None: causal, no query sees a later key. Each weight is zero with probability `p`."""
+    return _operator(q, k, v, num_heads, lens, p)[0]
+
+
+@torch.library.custom_op("asr::flash_attention", mutates_args=())
+def _operator(
+    q: Tensor, k: Tensor | None, v: Tensor | None, num_heads: int, lens: Tensor | None, p: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The result, logarithms of the sums of exponentials, and what is drawn for each query and each key."""
+    from asr.model.flash_kernels import forward
+
+    (B, L_q, L_k, d), device = _sizes(q, k), q.device
+    out, lse = q.new_empty(B, L_q, num_heads, d), q.new_empty(B, num_heads, L_q, dtype=torch.float32)
+    drawn = [
+        torch.randint(-(2**31), 2**31, (count if p else 0,), dtype=torch.int32, device=device)
+        for count in (lse.numel(), L_k)
+    ]
+    _launch(forward, L_q, (q, k, v), (out, lse), num_heads, lens, drawn, p)
+    return out, lse, *drawn
+
+
+@_operator.register_fake
+def _(q, k, v, num_heads, lens, p):
+    B, L_q, L_k, d = _sizes(q, k)
+    drawn = [q.new_empty(count if p else 0, dtype=torch.int32) for count in (B * num_heads * L_q, L_k)]
+    return q.new_empty(B, L_q, num_heads, d), q.new_empty(B, num_heads, L_q, dtype=torch.float32), *drawn
+
+
+@torch.library.custom_op("asr::flash_attention_backward", mutates_args=())
+def _backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    of_queries: Tensor,
+    of_keys: Tensor,
+    num_heads: int,
+    lens: Tensor | None,
+    p: float,
+) -> list[Tensor]:
+    from asr.model.flash_kernels import backward_of_keys, backward_of_queries
+
+    _, L_q, L_k, _ = _sizes(q, k)
+    given, drawn = (q, k, v), [of_queries, of_keys]
+    found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in given if x is not None]
+    dQ, dK, dV = _parts(found, num_heads)
+    delta, gradient = torch.empty_like(lse), gradient.contiguous()
+    _launch(backward_of_queries, L_q, given, (out, gradient, lse, delta, dQ), num_heads, lens, drawn, p)
+    _launch(backward_of_keys, L_k, given, (gradient, lse, delta, dK, dV), num_heads, lens, drawn, p)
+    return found
+
+
+@_backward.register_fake
+def _(gradient, q, k, v, *others):
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v) if x is not None]
+
+
+def _save(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    *given, ctx.num_heads, lens, ctx.p = inputs
+    ctx.save_for_backward(*given, lens, *output)
+
+
+def _gradients(ctx, gradient: Tensor, *_) -> tuple[Tensor | None, ...]:
+    *given, lens, out, lse, of_queries, of_keys = ctx.saved_tensors
+    found = _backward(gradient, *given, out, lse, of_queries, of_keys, ctx.num_heads, lens, ctx.p)
+    return *found, *[None] * (6 - len(found))
+
+
+_operator.register_autograd(_gradients, setup_context=_save)
+
+
+def _sizes(q: Tensor, k: Tensor | None) -> tuple[int, int, int, int]:
+    """B, L_q, L_k, d."""
+    return q.shape[0], q.shape[1], (q if k is None else k).shape[1], q.shape[3]
+
+
+def _parts(together: list[Tensor], num_heads: int) -> list[Tensor]:
+    """Q, K and V, or their gradients."""
+    return [part for x in together for part in x.split(num_heads, dim=2)]
+
+
+def _launch(
+    kernel: Callable,
+    rows: int,
+    given: tuple[Tensor | None, ...],
+    others: tuple[Tensor, ...],
+    num_heads: int,
+    lens: Tensor | None,
+    drawn: list[Tensor],
+    p: float,
+) -> None:
+    """Runs `kernel` for each block of so many `rows` of each head."""
+    q, k, _ = given
+    B, L_q, L_k, d = _sizes(q, k)
+    parts = _parts([x.contiguous() for x in given if x is not None], num_heads)
+    lens = None if lens is None else lens.contiguous()
+    factors = math.log2(math.e) / math.sqrt(d), int(p * 2**32), 1 / (1 - p)
+    sizes = num_heads, L_q, L_k, *(x.stride(1) for x in parts)
+    constants = {"D": d, "WIDTH": max(16, 1 << (d - 1).bit_length()), "DROPS": p > 0}
+    block, setting = BLOCKS[kernel.__name__]
+    if setting is OF_KEYS and d <= 64 and q.is_cuda and torch.cuda.get_device_capability(q.device) >= HOPPER:
+        setting = setting | FEWER_REGISTERS
+    with torch.cuda.device_of(q):
+        grid = (B * num_heads * -(-rows // block),)
+        kernel[grid](*parts, *others, lens, *drawn, *factors, *sizes, **constants, **setting)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from asr.model.cache import AttentionCache
 from asr.model.config import ModelConfig
 from asr.model.decoder import TokenStack
+from asr.model.flash_attention import lens_for_kernels
 from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
 from asr.model.layers import TransformerEncoderLayer
 from asr.text.loading import load_tokenizer, save_tokenizer
@@ -32,8 +33,9 @@ class LanguageModel(TokenStack):
     def forward(self, Y_in: Tensor) -> Tensor:
         """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32."""
         x = self.embed(Y_in)
+        lens = lens_for_kernels(Y_in.new_full((len(Y_in),), Y_in.shape[1]))
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, lens=lens)
         return self.log_posteriors(x)
 
     def start(self, batch: int, width: int) -> AttentionCache:

@@ -12,7 +12,6 @@ from asr.model.cache import StepPosition
 from asr.model.config import ModelConfig
 from asr.model.depthwise import depthwise_convolution
 from asr.model.dropout import Dropout
-from asr.model.flash_attention import Ends
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
 
@@ -79,10 +78,10 @@ class TransformerEncoderLayer(nn.Module):
         x: Tensor,
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
-        ends: Ends | None = None,
+        lens: Tensor | None = None,
     ) -> Tensor:
-        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `ends` as in `sequence_ends` -> `(B, L, D)`."""
-        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, ends=ends))
+        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `lens` as in `lens_for_kernels` -> `(B, L, D)`."""
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, lens=lens))
         return self.ffn_residual(x, self.ffn)
 
     def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: StepPosition) -> Tensor:
@@ -144,11 +143,11 @@ class ConformerEncoderLayer(nn.Module):
         x: Tensor,
         mask: Tensor | None,
         weights: list[Tensor] | None = None,
-        ends: Ends | None = None,
+        lens: Tensor | None = None,
     ) -> Tensor:
-        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `ends` as in `sequence_ends` -> `(B, L, D)`."""
+        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `lens` as in `lens_for_kernels` -> `(B, L, D)`."""
         x = self.first_ffn_residual(x, self.first_ffn)
-        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, ends=ends))
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, lens=lens))
         x = self.convolution_residual(x, lambda y: self.convolution(y, mask))
         return self.norm(self.ffn_residual(x, self.ffn))
 
@@ -171,12 +170,12 @@ class TransformerDecoderLayer(nn.Module):
         memory: Tensor,
         memory_mask: Tensor | None,
         weights: list[Tensor] | None = None,
-        ends: Ends | None = None,
+        lens: Tensor | None = None,
     ) -> Tensor:
         """`x (B, T', D)`, each position of which sees those up to itself, `memory (B, M, D)` under
-        `memory_mask (B, 1, 1, M)`, `ends` as in `sequence_ends`."""
-        x = self.self_attention_residual(x, self.self_attention)
-        x = self.cross_attention_residual(x, lambda y: self.cross_attention(y, memory, memory_mask, weights, ends))
+        `memory_mask (B, 1, 1, M)`, `lens` as in `lens_for_kernels`."""
+        x = self.self_attention_residual(x, lambda y: self.self_attention(y, lens=lens))
+        x = self.cross_attention_residual(x, lambda y: self.cross_attention(y, memory, memory_mask, weights, lens))
         return self.ffn_residual(x, self.ffn)
 
     def step(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.config import ModelConfig
+from asr.model.layers import to_autocast_dtype
 from asr.model.masks import length_mask
 
 # (kernel, stride) of each convolution over time and frequency
@@ -74,7 +75,7 @@ class ConvSubsampling(nn.Module):
     def _subsample(self, X: Tensor) -> Tensor:
         first, *others = self.convolutions
         # from a single channel cuDNN's kernels take twice as long, and oneDNN's a tenth less
-        x = product_with_windows(X, first) if X.is_cuda else first(X.unsqueeze(1))
+        x = product_with_windows(to_autocast_dtype(X), first) if X.is_cuda else first(X.unsqueeze(1))
         for layer in others:
             x = layer(x)
         return self.output(x.permute(0, 2, 3, 1).flatten(2))
@@ -88,10 +89,13 @@ class ConvSubsampling(nn.Module):
 
 def product_with_windows(X: Tensor, convolution: nn.Conv2d) -> Tensor:
     """What a convolution from one channel makes of X `(B, T, d)`, `(B, C, T', d')` in channels-last: the product of its
-    windows with the weights."""
+    windows with the weights. A window of 3 x 3 has a row and a column more, with weights of zero: 16 numbers, of which
+    a GPU makes products in a third of the time that 9 take."""
     (height, width), (down, right) = convolution.kernel_size, convolution.stride
-    windows = X.unfold(1, height, down).unfold(2, width, right).flatten(3)
-    return nn.functional.linear(windows, convolution.weight.flatten(1), convolution.bias).permute(0, 3, 1, 2)
+    bottom, side = height % 2, width % 2
+    X, weight = (nn.functional.pad(x, (0, side, 0, bottom)) for x in (X, convolution.weight))
+    windows = X.unfold(1, height + bottom, down).unfold(2, width + side, right).flatten(3)
+    return nn.functional.linear(windows, weight.flatten(1), convolution.bias).permute(0, 3, 1, 2)
 
 
 class Conv1dSubsampling(nn.Module):

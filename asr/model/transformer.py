@@ -12,6 +12,7 @@ from asr.model.bigram import Bigram
 from asr.model.config import ModelConfig
 from asr.model.decoder import Decoder
 from asr.model.encoder import Encoder
+from asr.model.posteriors import log_posteriors
 
 
 class Output(NamedTuple):
@@ -68,4 +69,4 @@ class Transformer(nn.Module):
 
     def ctc_log_probs(self, memory: Tensor) -> Tensor:
         """CTC log-posteriors `(..., V)` of `memory (..., D)`, float32."""
-        return self.ctc(memory).float().log_softmax(dim=-1)
+        return log_posteriors(self.ctc, memory)
