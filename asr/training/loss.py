@@ -105,7 +105,7 @@ def ctc_losses(log_probs: Tensor, Y: Tensor, lens: Tensor, Y_lens: Tensor) -> Te
     best on the CPU.
 
     What cannot be aligned has no loss."""
-    # what `torch.nn.functional.ctc_loss` calls, once a GPU has copied the labels from it, for which it waits (torch 2.11)
+    # what `torch.nn.functional.ctc_loss` calls, which first waits for a GPU to copy the labels from there (torch 2.11)
     lens, Y_lens = lens.tolist(), Y_lens.tolist()
     losses, _ = torch._ctc_loss(log_probs.transpose(0, 1), Y, lens, Y_lens, BLANK, zero_infinity=True)
     return losses.masked_fill(losses.isinf(), 0.0)
