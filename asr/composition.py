@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
+import math
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -63,6 +65,11 @@ def register() -> None:
 
 def build_config(composed: DictConfig) -> Any:
     """The composed options as checked dataclasses. Raises ValueError naming the option that is wrong."""
+    # nan is neither less than 0 nor more than 1, as whoever checks a number asks
+    for name, value in _leaves("", OmegaConf.to_container(composed)):
+        numbers = value if isinstance(value, list) else [value]
+        if any(isinstance(number, float) and math.isnan(number) for number in numbers):
+            raise ValueError(f"{name}: {value} is no number")
     try:
         return OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
@@ -82,11 +89,11 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
         warnings.filterwarnings("ignore", module="lightning")
         with ends_in_one_line(command):
             composed.out = os.path.expanduser(composed.out)  # as Lightning does
-            typed = HydraConfig.get().overrides.task
-            for name, _ in _typed(typed):
+            typed = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
+            for name, _ in _options(typed):
                 if name in FOLLOWING:
                     raise ValueError(f"{name} follows from {FOLLOWING[name]}")
-            for override in OverridesParser.create().parse_overrides(list(typed)):
+            for override in typed:
                 name, adds = override.key_or_group, override.is_add() or override.is_force_add()
                 if adds and name not in _names(schema) and not name.startswith("hydra."):  # nobody would look at it
                     raise ValueError(_no_such_option(name, schema))
@@ -157,7 +164,7 @@ def ends_in_one_line(command: str) -> Iterator[None]:
         fail(command, "ended by SIGTERM; resume=true goes on", code=143)
 
 
-def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]) -> DictConfig:
+def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Override]) -> DictConfig:
     """The options of the last checkpoint in `composed.out` (where there is none, those that the training was started
     with), and over them what was `typed` this time. A shape that was typed at the start, too, is that which it became.
 
@@ -166,7 +173,7 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
     saved, last = Path(composed.out) / OPTIONS, Path(composed.out) / "checkpoints" / "last.ckpt"
     if not saved.is_file():
         raise ValueError(f"resume=true: no training was started in out={composed.out}")
-    names = dict(_typed(typed))
+    names = dict(_options(typed))
     if "model" in names:  # a preset
         names |= {f"model.{field}": None for field in composed.model if field not in ("dropout", *OF_THE_REST)}
     options = OmegaConf.load(saved)
@@ -202,18 +209,18 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[str]
     return resumed
 
 
-def _typed(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _options(typed: Sequence[Override]) -> Iterator[tuple[str, Any]]:
     """The names and values of overrides; of a dictionary (`features={dim: 40}`) those of its leaves."""
+    for override in typed:
+        yield from _leaves(override.key_or_group, override.value())
 
-    def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if not isinstance(value, dict):
-            yield name, value
-        else:
-            for key, inner in value.items():
-                yield from leaves(f"{name}.{key}", inner)
 
-    for override in OverridesParser.create().parse_overrides(list(words)):
-        yield from leaves(override.key_or_group, override.value())
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        yield name, value
+    else:
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}" if name else key, inner)
 
 
 def _alike(before: str, now: str) -> bool:

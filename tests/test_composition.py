@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import OmegaConf
 
@@ -26,7 +27,9 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
     words = [f"out={out}", *typed]
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         composed = compose(command, words)
-    return build_config(_with_saved_options(composed, SCHEMAS[command], words))
+    return build_config(
+        _with_saved_options(composed, SCHEMAS[command], OverridesParser.create().parse_overrides(words))
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,8 @@ def test_a_preset_where_there_are_none_is_said(tmp_path):
     ("override", "named"),
     [
         ("optimizer.lr=0", "optimizer.lr"),
+        ("optimizer.lr=nan", "optimizer.lr: nan"),
+        ("data.snr=[nan,5]", "data.snr"),
         ("seed=-1", "seed"),
         ("seed=5000000000", "seed"),
         ("data.train=[]", "data.train"),

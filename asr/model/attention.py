@@ -129,28 +129,21 @@ class MultiHeadAttention(nn.Module):
 
     def _flash(self, query: Tensor, key_value: Tensor | None, lens: Tensor | None) -> Tensor:
         """`forward` by the kernels of `asr.model.flash_attention`."""
-        q, k, v = query, None, None
+        k = v = None
         if key_value is not None:
-            q, k = self._heads(query, self.query), self._heads(key_value, self.key, self.value)
+            q, k = self._together(query, self.query), self._together(key_value, self.key, self.value)
         elif self.rotary:
-            Q, K, V = self._project_all(query)
-            q, k, v = (x.transpose(1, 2) for x in (Q, K, V))
+            q, k, v = (x.transpose(1, 2) for x in self._project_all(query))
         else:
-            q = self._heads(query, self.query, self.key, self.value)
+            q = self._together(query, self.query, self.key, self.value)
         p = self.dropout.p if self.dropout.training else 0.0
         return self.output(flash_attention(q, k, v, self.num_heads, lens, p).flatten(2))
 
-    def _heads(self, x: Tensor, *linears: nn.Linear) -> Tensor:
-        """What all of them make of `x (B, L, D)`, by one product: `(B, L, n H, d)`."""
-        weight, bias = linears[0].weight, linears[0].bias
-        if len(linears) > 1:
-            weight = torch.cat([linear.weight for linear in linears])
-            biases = [
-                linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
-                for linear in linears
-            ]
-            bias = torch.cat(biases)
-        return nn.functional.linear(x, weight, bias).unflatten(2, (len(linears) * self.num_heads, -1))
+    def _together(self, x: Tensor, *linears: nn.Linear) -> Tensor:
+        """The heads that all of them make of `x (B, L, D)`, by one product: `(B, L, n H, d)`."""
+        weight = torch.cat([linear.weight for linear in linears])
+        biases = [weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears]
+        return nn.functional.linear(x, weight, torch.cat(biases)).unflatten(2, (len(linears) * self.num_heads, -1))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
