@@ -44,6 +44,9 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias and config.key_bias)
         self.value = nn.Linear(D, H * config.value_dim, bias=config.attention_bias)
         self.output = nn.Linear(H * config.value_dim, D, bias=config.attention_bias)
+        self.apart = (
+            False  # whether the first three, which a GPU multiplies as one, are not to be (asr.training.sharding)
+        )
         self.joint: nn.Module | None = None  # gives what the first three give, in one product (asr.decode.packing)
         self.dropout = Dropout(config.dropout)
         widths = (config.key_dim, config.key_dim, config.value_dim, config.value_dim)
@@ -69,7 +72,7 @@ class MultiHeadAttention(nn.Module):
         Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
         simple = lens is not None and weights is None and not self.window
         if simple and fits(query, self.key_dim, self.value_dim):
-            return self._flash(query, key_value, None if self.causal else lens)
+            return self._flash(query, key_value, lens)
         if key_value is None:
             return self._weigh(*self._project_all(query), mask, weights, self.causal)
         return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
@@ -127,17 +130,20 @@ class MultiHeadAttention(nn.Module):
             heads = scaled_dot_product_attention(Q, K, V, mask, self.dropout, causal)
         return self.output(heads.transpose(1, 2).flatten(2))
 
-    def _flash(self, query: Tensor, key_value: Tensor | None, lens: Tensor | None) -> Tensor:
+    def _flash(self, query: Tensor, key_value: Tensor | None, lens: Tensor) -> Tensor:
         """`forward` by the kernels of `asr.model.flash_attention`."""
         k = v = None
-        if key_value is not None:
-            q, k = self._together(query, self.query), self._together(key_value, self.key, self.value)
-        elif self.rotary:
-            q, k, v = (x.transpose(1, 2) for x in self._project_all(query))
-        else:
+        if self.rotary or self.apart:
+            K_V = None if key_value is None else self.project(key_value)
+            parts = (self._split(self.query(query)), *K_V) if K_V else self._project_all(query)
+            q, k, v = (x.transpose(1, 2).contiguous() for x in parts)
+        elif key_value is None:
             q = self._together(query, self.query, self.key, self.value)
+        else:
+            q, k = self._together(query, self.query), self._together(key_value, self.key, self.value)
         p = self.dropout.p if self.dropout.training else 0.0
-        return self.output(flash_attention(q, k, v, self.num_heads, lens, p).flatten(2))
+        seen = None if self.causal and key_value is None else lens
+        return self.output(flash_attention(q, k, v, self.num_heads, seen, p).flatten(2))
 
     def _together(self, x: Tensor, *linears: nn.Linear) -> Tensor:
         """The heads that all of them make of `x (B, L, D)`, by one product: `(B, L, n H, d)`."""

@@ -1,8 +1,8 @@
 """Flash attention (Dao et al. 2022, Dao 2023) on a GPU: under a length mask or a causal one, with dropout.
 
-torch's own kernel knows no length mask, draws ten rounds of Philox for every weight that it may drop, and gives the
-gradients of queries, keys and values as three tensors, which are copied where one product gave them together. These
-kernels, in `asr.model.flash_kernels`, do none of that. To compiled layers they are an operator of its own.
+torch's own kernel knows no length mask, draws by Philox which weights it drops, and gives the gradients of queries,
+keys and values as three tensors, which are copied where one product gave them together. These kernels, in
+`asr.model.flash_kernels`, do none of that. To compiled layers they are an operator of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-OLDEST, HOPPER = (8, 0), (9, 0)  # compute capabilities: of the first GPUs that have bfloat16 (Ampere), and of an H100
+OLDEST, HOPPER = (8, 0), 9  # compute capabilities: of the first GPUs that have bfloat16 (Ampere), and of an H100
 WIDEST = 128  # of the heads, whose gradients stay in registers
 
 # of each kernel: of how many rows a program has the results, and how it goes about it; few, so that many are at work
@@ -35,10 +35,14 @@ def lens_for_kernels(lens: Tensor) -> Tensor | None:
 @cache
 def _runs_kernels(device: torch.device) -> bool:
     """Triton comes with torch, but asks for a C compiler and Python's headers: one attempt says more than questions."""
-    if torch.cuda.get_device_capability(device) < OLDEST:
+    if torch.version.hip or torch.cuda.get_device_capability(device) < OLDEST:
         return False
     try:
-        flash_attention(torch.zeros(1, 1, 3, 16, dtype=torch.bfloat16, device=device), None, None, 1, None)
+        q = torch.zeros(1, 1, 3, 64, dtype=torch.bfloat16, device=device)
+        out, *others = _operator(q, None, None, 1, None, 0.0)
+        _backward(out, q, None, None, out, *others, 1, None, 0.0)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # of a compiler, a driver, Triton: there is another way
         logger.warning("attention takes torch's kernels, and twice the time: its own do not run here (%s)", error)
         return False
@@ -59,7 +63,8 @@ def flash_attention(
 
     What one product gives stays together: where `v` is None, `k` has V's heads after K's, `(B, L_k, 2 H, d)`, and where
     both are, `q` has those of all three. The first `lens (B,)` keys of each utterance are seen; queries with none to
-    see give zeros. `lens` None: causal, no query sees a later key. Each weight is zero with probability `p`."""
+    see give zeros. `lens` None: as many keys as queries, none of which sees a later key. Each weight is zero with
+    probability `p`."""
     return _operator(q, k, v, num_heads, lens, p)[0]
 
 
@@ -120,6 +125,7 @@ def _(gradient, q, k, v, *others):
 
 def _save(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     *given, ctx.num_heads, lens, ctx.p = inputs
+    ctx.set_materialize_grads(False)  # of what only the backward pass reads
     ctx.save_for_backward(*given, lens, *output)
 
 
@@ -158,11 +164,11 @@ def _launch(
     parts = _parts([x.contiguous() for x in given if x is not None], num_heads)
     lens = None if lens is None else lens.contiguous()
     factors = math.log2(math.e) / math.sqrt(d), int(p * 2**32), 1 / (1 - p)
-    sizes = num_heads, L_q, L_k, *(x.stride(1) for x in parts)
+    strides = [d * x.shape[2] for x in (q, q if k is None else k)]  # a tensor's own says nothing where there is one row
     constants = {"D": d, "WIDTH": max(16, 1 << (d - 1).bit_length()), "DROPS": p > 0}
     block, setting = BLOCKS[kernel.__name__]
-    if setting is OF_KEYS and d <= 64 and q.is_cuda and torch.cuda.get_device_capability(q.device) >= HOPPER:
+    if setting is OF_KEYS and 32 < d <= 64 and q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == HOPPER:
         setting = setting | FEWER_REGISTERS
     with torch.cuda.device_of(q):
         grid = (B * num_heads * -(-rows // block),)
-        kernel[grid](*parts, *others, lens, *drawn, *factors, *sizes, **constants, **setting)
+        kernel[grid](*parts, *others, lens, *drawn, *factors, num_heads, L_q, L_k, *strides, **constants, **setting)

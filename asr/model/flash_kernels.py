@@ -1,8 +1,8 @@
 """The kernels of `asr.model.flash_attention`, in Triton.
 
 A program has a block of queries, or of keys, of one head of one utterance, and goes through the blocks of the others.
-The D numbers of a row of queries, keys or values lie together, the heads of a frame one after another, and frames
-`q_stride`, `k_stride` or `v_stride` apart; results are `(B, L, H, D)`. Logarithms are to the base of two.
+The D numbers of a row of queries, keys or values lie together, the heads of a frame one after another, frames
+`q_stride` or (keys and values) `k_stride` apart; results are `(B, L, H, D)`. Logarithms are to the base of two.
 
 Which weights are dropped is decided by the product of a number of the query, odd, and one of the key, both drawn:
 whether its lower 32 bits are less than `threshold` (multiplicative hashing; Dietzfelbinger et al. 1997). The backward
@@ -53,7 +53,7 @@ def _place(L, BLOCK: tl.constexpr, H):
 
 @launched
 def forward(
-    Q, K, V, out, lse, lens, of_queries, of_keys, scale, threshold, enlarged, H, L_q, L_k, q_stride, k_stride, v_stride,
+    Q, K, V, out, lse, lens, of_queries, of_keys, scale, threshold, enlarged, H, L_q, L_k, q_stride, k_stride,
     D: tl.constexpr, WIDTH: tl.constexpr, DROPS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """out, and lse `(B, H, L_q)`, the logarithms of the sums of exponentials. `lens` None: causal."""
@@ -62,7 +62,7 @@ def forward(
     lse += (b * H + h) * L_q
     of_queries += (b * H + h) * L_q
     K += b * L_k * k_stride + h * D
-    V += b * L_k * v_stride + h * D
+    V += b * L_k * k_stride + h * D
     queries = begin + tl.arange(0, QUERIES)
     q = _load(Q + b * L_q * q_stride + h * D, queries, q_stride, L_q, D, WIDTH)
     seen = L_k if CAUSAL else tl.minimum(tl.load(lens + b), L_k).to(tl.int32)
@@ -82,7 +82,7 @@ def forward(
         total = total * shrunk + tl.sum(p, 1)
         if DROPS:
             p = tl.where(_keeps(drawn[:, None], tl.load(of_keys + keys, mask=keys < seen)[None, :], threshold), p, 0.0)
-        v = _load(V, keys, v_stride, seen, D, WIDTH)
+        v = _load(V, keys, k_stride, seen, D, WIDTH)
         sums = tl.dot(p.to(v.dtype), v, sums * shrunk[:, None])
         largest = larger
     total = tl.where(total == 0.0, 1.0, total)
@@ -93,7 +93,7 @@ def forward(
 @launched
 def backward_of_queries(
     Q, K, V, out, G, lse, delta, dQ, lens, of_queries, of_keys, scale, threshold, enlarged,
-    H, L_q, L_k, q_stride, k_stride, v_stride,
+    H, L_q, L_k, q_stride, k_stride,
     D: tl.constexpr, WIDTH: tl.constexpr, DROPS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """dQ from the result's gradient G, and delta `(B, H, L_q)`, the sum of each query's weights times their gradients,
@@ -104,7 +104,7 @@ def backward_of_queries(
     delta += (b * H + h) * L_q
     of_queries += (b * H + h) * L_q
     K += b * L_k * k_stride + h * D
-    V += b * L_k * v_stride + h * D
+    V += b * L_k * k_stride + h * D
     queries = begin + tl.arange(0, QUERIES)
     q = _load(Q + b * L_q * q_stride + h * D, queries, q_stride, L_q, D, WIDTH)
     g = _load(G + (b * L_q * H + h) * D, queries, H * D, L_q, D, WIDTH)
@@ -119,7 +119,7 @@ def backward_of_queries(
     for start in range(0, tl.minimum(begin + QUERIES, seen) if CAUSAL else seen, KEYS):
         keys = start + tl.arange(0, KEYS)
         k = _load(K, keys, k_stride, seen, D, WIDTH)
-        v = _load(V, keys, v_stride, seen, D, WIDTH)
+        v = _load(V, keys, k_stride, seen, D, WIDTH)
         p = tl.exp2(tl.dot(q, tl.trans(k)) * scale - total[:, None])
         p = tl.where(keys[None, :] <= queries[:, None] if CAUSAL else keys[None, :] < seen, p, 0.0)
         dp = tl.dot(g, tl.trans(v))
@@ -134,7 +134,7 @@ def backward_of_queries(
 @launched
 def backward_of_keys(
     Q, K, V, G, lse, delta, dK, dV, lens, of_queries, of_keys, scale, threshold, enlarged,
-    H, L_q, L_k, q_stride, k_stride, v_stride,
+    H, L_q, L_k, q_stride, k_stride,
     D: tl.constexpr, WIDTH: tl.constexpr, DROPS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """dK and dV, zeros in the padding."""
@@ -148,7 +148,7 @@ def backward_of_keys(
     keys = begin + tl.arange(0, KEYS)
     seen = L_k if CAUSAL else tl.minimum(tl.load(lens + b), L_k).to(tl.int32)
     k = _load(K + b * L_k * k_stride + h * D, keys, k_stride, seen, D, WIDTH)
-    v = _load(V + b * L_k * v_stride + h * D, keys, v_stride, seen, D, WIDTH)
+    v = _load(V + b * L_k * k_stride + h * D, keys, k_stride, seen, D, WIDTH)
     if DROPS:
         drawn = tl.load(of_keys + keys, mask=keys < seen, other=0)
     dk, dv = tl.zeros([KEYS, WIDTH], tl.float32), tl.zeros([KEYS, WIDTH], tl.float32)
@@ -173,4 +173,4 @@ def backward_of_keys(
     dk = tl.where(real, dk * (scale / LOG2_E), 0.0)
     dv = tl.where(real, dv * enlarged, 0.0)
     _store(dK + b * L_k * k_stride + h * D, dk, keys, k_stride, L_k, D, WIDTH)
-    _store(dV + b * L_k * v_stride + h * D, dv, keys, v_stride, L_k, D, WIDTH)
+    _store(dV + b * L_k * k_stride + h * D, dv, keys, k_stride, L_k, D, WIDTH)

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from asr.model.attention import MultiHeadAttention
 from asr.model.layers import layers_of
 
 
@@ -30,13 +31,17 @@ class Sharded:
 
     def __init__(self, stack: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None):
         """`dtype`: what autocast multiplies in. A layer's weights are sent in it: autocast would make copies of its
-        own, of whole weights, and keep them from the forward pass to the backward pass."""
+        own, of whole weights, and keep them from the forward pass to the backward pass. So would attention's joint
+        product of queries, keys and values, which is left out."""
         policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype else None, cast_forward_inputs=False)
         self.copy = deepcopy(stack).eval()
         self.stack = stack
         warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # may return views, which nothing here writes to
         for parameter in stack.parameters():
             parameter.data = parameter.data.contiguous()  # convolutions have their channels last elsewhere
+        for module in stack.modules():
+            if isinstance(module, MultiHeadAttention):
+                module.apart = True
         for module in (*layers_of(stack), stack):
             fully_shard(module, mesh=mesh, mp_policy=policy)
 
