@@ -113,7 +113,7 @@ class ResumableData(L.LightningDataModule):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.done, self.saved_batching = (state["epoch"], state["batches"]), state["by"]
-        self.has_another_dev_set = state["dev"] != self.dev_set()
+        self.has_another_dev_set = state["dev"] != self.dev_set()[: len(state["dev"])]  # earlier ones say less
 
 
 class WholeCheckpoints(TorchCheckpointIO):

@@ -70,7 +70,7 @@ def begin(config: RunConfig) -> Path | None:
 
 def _check_goes_on(config: RunConfig, checkpoint: dict[str, Any]) -> None:
     """Raises ValueError where a training cannot go on from its checkpoint as `config` says."""
-    if checkpoint["epoch"] > config.epochs:
+    if checkpoint["epoch"] >= config.epochs:
         begun = f"the training in {config.out} is in epoch {checkpoint['epoch'] + 1} already"
         raise ValueError(f"epochs={config.epochs}: {begun}")
     saved = checkpoint["config"]
