@@ -3,6 +3,7 @@ and where they are there `segments` (an id, a recording of `wav.scp`, begin and 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def read_kaldi(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
         if only_decoded := _ONLY_DECODES.fullmatch(source):
             source = only_decoded[1]
         fault = None
-        if end != -1 and not 0 <= begin < end:
+        if not 0 <= begin < (math.inf if end == -1 else end):
             fault = f"it begins at {begin} and ends at {end}"
         elif recording not in sources:
             fault = f"wav.scp has no {recording}"

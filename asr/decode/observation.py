@@ -51,7 +51,7 @@ def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
     self_attention: list[Tensor] = []
     cross_attention: list[Tensor] = []
     memory, lens = transformer.encoder(X, X_lens, self_attention)
-    best = recognizer.search(memory, lens)[0][0]
+    best = recognizer.said([samples], recognizer.search(memory, lens))[0][0]
     decoder = transformer.decoder
     Y = torch.tensor([best.tokens], dtype=torch.int64, device=memory.device)
     decoder(decoder.prompted(Y), memory, lens, cross_attention)

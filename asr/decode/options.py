@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import Field, dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any
 
 STRATEGIES = ("beam", "rescore", "ctc", "greedy")
+KINDS = {"str": str, "int": Integral, "float": Real}  # of an option's values; numpy's are among them
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,10 @@ class DecodeOptions:
     nbest: int = 1  # hypotheses returned per utterance; at most the beam size
 
     def __post_init__(self):
+        if isinstance(self.phrases, str):
+            object.__setattr__(self, "phrases", (self.phrases,))
+        for option in fields(self):
+            object.__setattr__(self, option.name, _of_its_type(option, getattr(self, option.name)))
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy: {self.strategy!r} is not one of {', '.join(STRATEGIES)}")
         if self.beam_size < 1:
@@ -49,16 +57,27 @@ class DecodeOptions:
             raise ValueError(f"length_bonus must be finite, not {self.length_bonus}")
         if self.max_repeats < 2:
             raise ValueError(f"max_repeats must be at least 2, not {self.max_repeats}")
-        object.__setattr__(self, "fallback", tuple(self.fallback))
-        object.__setattr__(self, "phrases", (self.phrases,) if isinstance(self.phrases, str) else tuple(self.phrases))
-        if self.temperature < 0 or any(temperature <= 0 for temperature in self.fallback):
-            raise ValueError("temperature must not be negative, those of fallback must be positive")
+        if not 0 <= self.temperature < math.inf or not all(0 < temperature < math.inf for temperature in self.fallback):
+            raise ValueError("temperature must be finite and not negative, those of fallback finite and positive")
         if self.temperature and self.strategy != "greedy":
             raise ValueError(f"temperature is for strategy greedy, not {self.strategy}")
         if self.strategy == "greedy" and self.nbest > 1:
             raise ValueError(f"strategy greedy finds one hypothesis: nbest is 1 there, not {self.nbest}")
         if not 1 <= self.nbest <= self.beam_size:
             raise ValueError(f"nbest must lie between 1 and the beam size, {self.beam_size}, not {self.nbest}")
+
+
+def _of_its_type(option: Field, value: Any) -> Any:
+    """The value of an option, several as a tuple. Raises TypeError for what is none; numpy's numbers are."""
+    several = option.type.startswith("tuple")
+    kind = option.type.removeprefix("tuple[").partition(",")[0]
+    if several and isinstance(value, Iterable):
+        value = tuple(value)
+    each = value if several and isinstance(value, tuple) else (value,)
+    alike = all(isinstance(x, KINDS[kind]) and not isinstance(x, bool) for x in each)
+    if not alike or several != isinstance(value, tuple):
+        raise TypeError(f"{option.name} is {'a tuple of ' if several else ''}{kind}, not {value!r}")
+    return value
 
 
 # without CTC, and with the temperatures of Whisper's own decoding: for what `asr.model.foreign` imports

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,18 +25,18 @@ from asr.decode.options import IMPORTED, DecodeOptions, Hypothesis
 from asr.decode.phrases import Phrases
 from asr.decode.precision import with_precision
 from asr.decode.quantization import can_quantize
-from asr.decode.recordings import Recording, is_one, matrix_of, name_of, sound_of
+from asr.decode.recordings import Recording, is_one, matrix_of, name_of, named, sound_of
 from asr.decode.search import check_options
 from asr.decode.segments import LONGEST, Piece, cut_at_pauses, has_speech
 from asr.decode.timestamps import timed_segments
-from asr.decode.transcript import Segment, Transcript, Word
+from asr.decode.transcript import Job, Segment, Transcript, Word
 from asr.decode.tuning import load_tuning
 from asr.heap import keep_kernels, return_freed_blocks
 from asr.model.dot_product import leave_out_cudnn
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.resources import resource
-from asr.text.words import as_written, join_words
+from asr.text.words import as_written
 
 FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
 SURE = 0.7  # mean confidence of words that are taken for words: others may be of noise or music
@@ -165,13 +165,15 @@ class Recognizer:
         """The transcripts of many recordings, in order, decoded in batches sorted by length, in bounded memory.
 
         What cannot be read, or not to its end, gives a transcript with an error. `progress` is told the seconds
-        decoded. Raises TypeError for a single recording."""
+        decoded. Raises TypeError for a single recording; for what is none, and whatever `recordings` raises, after the
+        transcripts of those before."""
         if is_one(recordings):
             raise TypeError("transcribe_all takes several recordings: for one there is transcribe")
-        waiting: list[_Job] = []
-        pieces: list[tuple[_Job, Piece]] = []
+        waiting: list[Job] = []
+        pieces: list[tuple[Job, Piece]] = []
+        raised: list[Exception] = []
         seconds, ahead = 0.0, min(SOON, self.batch_seconds)
-        for job, piece in self._read(recordings):
+        for job, piece in self._read(named(recordings, raised)):
             if not waiting or waiting[-1] is not job:
                 waiting.append(job)
             if piece is not None:
@@ -185,11 +187,13 @@ class Recognizer:
         self._decode(pieces, progress)
         for job in waiting:
             yield job.transcript()
+        if raised:
+            raise raised[0]
 
-    def _read(self, recordings: Iterable[Recording]) -> Iterator[tuple[_Job, Piece | None]]:
+    def _read(self, recordings: Iterable[tuple[str, Recording]]) -> Iterator[tuple[Job, Piece | None]]:
         """Every piece of every recording; each recording ends with None."""
-        for recording in recordings:
-            job = _Job(name_of(recording))
+        for name, recording in recordings:
+            job = Job(name)
             try:
                 for piece in self._pieces(recording, job):
                     if reason := self.too_long(len(piece.samples)):
@@ -203,7 +207,7 @@ class Recognizer:
     def pieces(self, recording: Recording) -> Iterator[Piece]:
         """What of a recording is decoded at once, in order. Raises AudioError for what cannot be read, after the pieces
         before that."""
-        job = _Job(name_of(recording))
+        job = Job(name_of(recording))
         yield from self._pieces(recording, job)
         if job.error:
             raise AudioError(job.error)
@@ -217,7 +221,7 @@ class Recognizer:
         most = config.max_positions
         return f"{frames} encoder frames are more than model.max_positions={most}" if frames > most else None
 
-    def _pieces(self, recording: Recording, job: _Job) -> Iterator[Piece]:
+    def _pieces(self, recording: Recording, job: Job) -> Iterator[Piece]:
         if self.takes == "sound":
             yield from cut_at_pauses(self._timed(sound_of(recording, self.channel), job), self.piece_seconds)
             return
@@ -233,7 +237,7 @@ class Recognizer:
             raise AudioError(f"{name_of(text)}: this model reads text, not sound or matrices")
         return np.array(self.model.tokenizer.encode(self.model.normalize(text)), np.int64)
 
-    def _timed(self, blocks: Iterator[np.ndarray], job: _Job) -> Iterator[np.ndarray]:
+    def _timed(self, blocks: Iterator[np.ndarray], job: Job) -> Iterator[np.ndarray]:
         try:
             for block in blocks:
                 job.duration += len(block) / self.rate
@@ -241,7 +245,7 @@ class Recognizer:
         except AudioError as error:  # what came before it is transcribed all the same
             job.error = printable(str(error))
 
-    def _decode(self, pieces: list[tuple[_Job, Piece]], progress: Callable[[float], None] | None) -> None:
+    def _decode(self, pieces: list[tuple[Job, Piece]], progress: Callable[[float], None] | None) -> None:
         pieces = sorted(pieces, key=lambda item: -len(item[1].samples))
         while pieces:
             size = self._fitting(self.batch_seconds, len(pieces[0][1].samples))
@@ -263,10 +267,7 @@ class Recognizer:
         Where all is silent, CTC (if it has a weight) hears nothing in noise, or silero-vad hears no speech where the
         words are doubtful, the hypothesis is empty."""
         memory, memory_lens = self.encode(inputs)
-        found = self.search(memory, memory_lens)
-        if self.takes == "sound":
-            said = (not self._is_doubtful(best[0]) or has_speech(x) for x, best in zip(inputs, found, strict=True))
-            found = [best if is_said else [Hypothesis([], 0.0)] for is_said, best in zip(said, found, strict=True)]
+        found = self.said(inputs, self.search(memory, memory_lens))
         if self.word_times:
             log_probs = self.model.transformer.ctc_log_probs(memory)
             spans = ctc_alignments(log_probs, memory_lens, [nbest[0].tokens for nbest in found])
@@ -333,6 +334,13 @@ class Recognizer:
             found = [self.ngram.rescore(best, said, weight) for best, said in zip(found, texts, strict=True)]
         return [best[: options.nbest] for best in found]
 
+    def said(self, inputs: list[np.ndarray], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """What was found in the inputs, or an empty hypothesis where doubtful words have no speech under them."""
+        if self.takes != "sound":
+            return found
+        said = (not self._is_doubtful(best[0]) or has_speech(x) for x, best in zip(inputs, found, strict=True))
+        return [best if is_said else [Hypothesis([], 0.0)] for is_said, best in zip(said, found, strict=True)]
+
     def _is_doubtful(self, hypothesis: Hypothesis) -> bool:
         confidences = [word.confidence for word in self._words(hypothesis, 0.0)]
         return bool(confidences) and sum(confidences) < SURE * len(confidences)
@@ -382,19 +390,3 @@ class Recognizer:
             times = [(start + word.start, start + word.end) for word in timed]
         rows = zip(words, confidences, times, scores, strict=True)
         return [Word(text, confidence, *time, score) for (text, _), confidence, time, score in rows]
-
-
-@dataclass(eq=False)
-class _Job:
-    """A recording on its way through."""
-
-    name: str
-    duration: float = 0.0
-    segments: list[Segment] = field(default_factory=list)
-    error: str | None = None
-    is_read: bool = False
-
-    def transcript(self) -> Transcript:
-        segments = sorted(self.segments, key=lambda segment: segment.start)
-        text = join_words(segment.text for segment in segments)
-        return Transcript(self.name, text, self.duration, segments, self.error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -32,6 +32,16 @@ def name_of(recording: Recording) -> str:
     return printable(recording)
 
 
+def named(recordings: Iterable[Recording], raised: list[Exception]) -> Iterator[tuple[str, Recording]]:
+    """Each recording with its name. What the iterable raises, or one that is no recording, ends them, and is put into
+    `raised`: what came before it is transcribed all the same."""
+    try:
+        for recording in recordings:
+            yield name_of(recording), recording
+    except Exception as error:
+        raised.append(error)
+
+
 def sound_of(recording: Recording, channel: int | None = None) -> Iterator[np.ndarray]:
     """Samples `(N,)` at 16 kHz, float32, in blocks; `channel` as in `read_audio`. Raises AudioError for what is no
     sound, after what comes before that."""
@@ -41,10 +51,10 @@ def sound_of(recording: Recording, channel: int | None = None) -> Iterator[np.nd
     samples = _array(recording)
     if samples.ndim != 1:
         raise AudioError(f"{name_of(recording)}: this model hears samples (N,), not {samples.shape}")
-    if samples.dtype.kind != "f" and samples.dtype != np.int16:
+    if samples.dtype.kind != "f" and samples.dtype.newbyteorder("=") != np.int16:
         raise AudioError(f"{name_of(recording)}: samples are floats in [-1, 1] or int16, not {samples.dtype}")
     with np.errstate(over="ignore"):
-        samples = samples.astype(np.float32) / (32768 if samples.dtype == np.int16 else 1)
+        samples = samples.astype(np.float32) / (32768 if samples.dtype.kind == "i" else 1)
     if not (np.abs(samples) <= LOUDEST).all():  # nor is one that is no number
         raise AudioError(f"{name_of(recording)}: samples must be finite, and lie in [-1, 1]")
     yield samples
@@ -61,6 +71,6 @@ def matrix_of(recording: Recording, width: int) -> np.ndarray:
 
 def _array(recording: np.ndarray | Tensor) -> np.ndarray:
     if isinstance(recording, np.ndarray):
-        return recording
+        return np.asarray(recording)  # of a masked array what is beneath the mask
     recording = recording.detach().cpu()
     return (recording.float() if recording.is_floating_point() else recording).numpy()

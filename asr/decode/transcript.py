@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from asr.text.words import join_words
+
 
 @dataclass(frozen=True)
 class Word:
@@ -53,3 +55,19 @@ class Transcript:
 
 def _mean_confidence(words: list[Word]) -> float | None:
     return sum(word.confidence for word in words) / len(words) if words else None
+
+
+@dataclass(eq=False)
+class Job:
+    """A recording on its way through."""
+
+    name: str
+    duration: float = 0.0
+    segments: list[Segment] = field(default_factory=list)
+    error: str | None = None
+    is_read: bool = False
+
+    def transcript(self) -> Transcript:
+        segments = sorted(self.segments, key=lambda segment: segment.start)
+        text = join_words(segment.text for segment in segments)
+        return Transcript(self.name, text, self.duration, segments, self.error)

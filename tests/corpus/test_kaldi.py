@@ -55,8 +55,8 @@ def test_what_cannot_be_used_is_left_out_by_name(data, caplog):
 def test_a_long_command_and_a_segment_of_no_length_lose_nothing_else(data, caplog):
     folder = data(
         wav_scp=f"a downloads/a.flac\nb wav-reverberate {'x' * 300} downloads/b.flac |\nc flac -cd --skip=1 a.flac |\n",
-        text="a-1 ONE\na-2 TWO\na-3 THREE\nb-1 FOUR\nc-1 FIVE\n",
-        segments="a-1 a 0 1\na-2 a 2 2\na-3 a 1 nan\nb-1 b 0 1\nc-1 c 0 1\n",
+        text="a-1 ONE\na-2 TWO\na-3 THREE\na-4 SIX\nb-1 FOUR\nc-1 FIVE\n",
+        segments="a-1 a 0 1\na-2 a 2 2\na-3 a 1 nan\na-4 a -5 -1\nb-1 b 0 1\nc-1 c 0 1\n",
     )
     assert [cut.id for cut in open_corpus(folder)] == ["a-1"]
     assert "left out a-2: it begins at 2.0 and ends at 2.0" in caplog.text and "left out a-3: it begins" in caplog.text

@@ -110,11 +110,18 @@ def test_silence_has_no_words(tiny_model):
     assert observation.text == "" and observation.words == [] and observation.tokens == ["<eos>"]
 
 
+def test_doubtful_words_without_speech_were_not_said(shipped, monkeypatch):
+    recognizer, sound, observation = shipped
+    monkeypatch.setattr("asr.decode.recognizer.SURE", 1.1)
+    monkeypatch.setattr("asr.decode.recognizer.has_speech", lambda sound: False)
+    assert observation.text and not observe(recognizer, sound).text
+
+
 def test_where_ctc_cannot_align_them_words_lie_where_the_decoder_looks(tiny_model, monkeypatch):
     recognizer = Recognizer(tiny_model, DecodeOptions("greedy", beam_size=1, ctc_weight=0), precision="float32")
     sound = np.random.default_rng(0).normal(0, 0.1, 16000).astype(np.float32)
     letters = tiny_model.tokenizer.encode("aaaaaaaaaa aaaaaaaaaaaa")  # with blanks between more than there are frames
-    monkeypatch.setattr(recognizer, "search", lambda memory, lens: [[Hypothesis(letters, 0.0)]])
+    monkeypatch.setattr(recognizer, "search", lambda memory, lens: [[Hypothesis(letters, 0.0, [0.0] * len(letters))]])
     observation = observe(recognizer, sound)
     assert [word.text for word in observation.words] == ["a" * 10, "a" * 12]
 

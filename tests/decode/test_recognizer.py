@@ -184,6 +184,28 @@ def test_a_recording_may_be_bytes_an_open_file_whole_numbers_or_a_tensor(recogni
         recognizer.transcribe_all(data).__next__()
 
 
+def test_whole_numbers_may_have_their_bytes_in_the_other_order_and_an_array_a_mask(recognizer):
+    numbers = (noise(2) * 32767).astype(np.int16)
+    others = [numbers.astype(">i2"), np.ma.array(numbers / 32768)]
+    assert {transcript.text for transcript in recognizer.transcribe_all([numbers, *others])} == {
+        recognizer.transcribe(numbers).text
+    }
+
+
+def test_what_was_read_before_an_error_of_the_recordings_is_transcribed(recognizer):
+    def breaks_off():
+        yield noise(2)
+        yield noise(3)
+        raise ConnectionError("the line is dead")
+
+    for recordings, error in ((breaks_off(), ConnectionError), ([noise(2), noise(3), None], TypeError)):
+        found = []
+        with pytest.raises(error):
+            for transcript in recognizer.transcribe_all(recordings):
+                found.append(transcript.duration)
+        assert found == [2.0, 3.0]
+
+
 def test_what_is_neither_a_path_nor_an_array_is_named(recognizer):
     with pytest.raises(TypeError, match="a path, bytes, a file, an array or a tensor, not dict"):
         recognizer.transcribe({"array": np.zeros(16000)})
