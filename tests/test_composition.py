@@ -75,6 +75,7 @@ def test_a_preset_where_there_are_none_is_said(tmp_path):
     ("override", "named"),
     [
         ("optimizer.lr=0", "optimizer.lr"),
+        ("optimizer.lr=inf", "optimizer.lr"),
         ("optimizer.lr=nan", "optimizer.lr: nan"),
         ("data.snr=[nan,5]", "data.snr"),
         ("seed=-1", "seed"),

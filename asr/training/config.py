@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from asr.audio.augment import SpecAugmentConfig
@@ -145,8 +146,10 @@ class OptimizerConfig:
             raise ValueError(f"optimizer.betas are two numbers in [0, 1), not {self.betas}")
         if self.weight_decay < 0:
             raise ValueError("optimizer.weight_decay must not be negative")
-        if self.lr <= 0 or self.warmup < 0 or self.clip <= 0:
-            raise ValueError("optimizer.lr and optimizer.clip must be positive, optimizer.warmup not negative")
+        if not 0 < self.lr < math.inf or self.warmup < 0 or self.clip <= 0:
+            raise ValueError(
+                "optimizer.lr and optimizer.clip must be positive, lr finite, optimizer.warmup not negative"
+            )
 
 
 @dataclass(kw_only=True)
