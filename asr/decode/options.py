@@ -73,9 +73,8 @@ def _of_its_type(option: Field, value: Any) -> Any:
     kind = option.type.removeprefix("tuple[").partition(",")[0]
     if several and isinstance(value, Iterable):
         value = tuple(value)
-    each = value if several and isinstance(value, tuple) else (value,)
-    alike = all(isinstance(x, KINDS[kind]) and not isinstance(x, bool) for x in each)
-    if not alike or several != isinstance(value, tuple):
+    each = value if several else (value,)
+    if not isinstance(each, tuple) or any(isinstance(x, bool) or not isinstance(x, KINDS[kind]) for x in each):
         raise TypeError(f"{option.name} is {'a tuple of ' if several else ''}{kind}, not {value!r}")
     return value
 

@@ -44,9 +44,7 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias and config.key_bias)
         self.value = nn.Linear(D, H * config.value_dim, bias=config.attention_bias)
         self.output = nn.Linear(H * config.value_dim, D, bias=config.attention_bias)
-        self.apart = (
-            False  # whether the first three, which a GPU multiplies as one, are not to be (asr.training.sharding)
-        )
+        self.apart = False  # the first three are no single product, which they are on a GPU (asr.training.sharding)
         self.joint: nn.Module | None = None  # gives what the first three give, in one product (asr.decode.packing)
         self.dropout = Dropout(config.dropout)
         widths = (config.key_dim, config.key_dim, config.value_dim, config.value_dim)
@@ -134,8 +132,10 @@ class MultiHeadAttention(nn.Module):
         """`forward` by the kernels of `asr.model.flash_attention`."""
         k = v = None
         if self.rotary or self.apart:
-            K_V = None if key_value is None else self.project(key_value)
-            parts = (self._split(self.query(query)), *K_V) if K_V else self._project_all(query)
+            if key_value is None:
+                parts = self._project_all(query)
+            else:
+                parts = self._split(self.query(query)), *self.project(key_value)
             q, k, v = (x.transpose(1, 2).contiguous() for x in parts)
         elif key_value is None:
             q = self._together(query, self.query, self.key, self.value)

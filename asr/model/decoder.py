@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from asr.model.autocast import to_autocast_dtype
 from asr.model.cache import AttentionCache
 from asr.model.config import ModelConfig
 from asr.model.flash_attention import lens_for_kernels
-from asr.model.layers import TransformerDecoderLayer, start_near_identity, to_autocast_dtype
+from asr.model.layers import TransformerDecoderLayer, start_near_identity
 from asr.model.masks import additive_mask, length_mask
 from asr.model.positions import Positions
 from asr.model.posteriors import log_posteriors

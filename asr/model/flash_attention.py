@@ -15,6 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from asr.model.autocast import dtype_of_products
+
 logger = logging.getLogger(__name__)
 
 OLDEST, HOPPER = (8, 0), 9  # compute capabilities: of the first GPUs that have bfloat16 (Ampere), and of an H100
@@ -51,9 +53,8 @@ def _runs_kernels(device: torch.device) -> bool:
 
 def fits(x: Tensor, key_dim: int, value_dim: int) -> bool:
     """Whether the kernels compute in the type to which `x` is projected, and know such heads."""
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    return dtype in (torch.bfloat16, torch.float16) and key_dim == value_dim <= WIDEST and key_dim % 8 == 0
+    half = dtype_of_products(x) in (torch.bfloat16, torch.float16)
+    return half and key_dim == value_dim <= WIDEST and key_dim % 8 == 0
 
 
 def flash_attention(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.attention import MultiHeadAttention
+from asr.model.autocast import to_autocast_dtype
 from asr.model.cache import StepPosition
 from asr.model.config import ModelConfig
 from asr.model.depthwise import depthwise_convolution
@@ -53,13 +54,6 @@ class Residual(nn.Module):
             return torch.add(x, self.dropout(sublayer(to_autocast_dtype(self.norm(x)))), alpha=self.weight)
         x = to_autocast_dtype(x)
         return to_autocast_dtype(self.norm(torch.add(x, self.dropout(sublayer(x)), alpha=self.weight)))
-
-
-def to_autocast_dtype(x: Tensor) -> Tensor:
-    """`x` in the type in which autocast multiplies, where it is on: rounded once, and not for each product that reads
-    it."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 class TransformerEncoderLayer(nn.Module):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from asr.model.autocast import to_autocast_dtype
 from asr.model.config import ModelConfig
-from asr.model.layers import to_autocast_dtype
 from asr.model.masks import length_mask
 
 # (kernel, stride) of each convolution over time and frequency

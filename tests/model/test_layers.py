@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from asr.model.attention import MultiHeadAttention
+from asr.model.autocast import to_autocast_dtype
 from asr.model.config import ModelConfig
 from asr.model.layers import (
     ConformerEncoderLayer,
@@ -11,7 +12,6 @@ from asr.model.layers import (
     TransformerDecoderLayer,
     TransformerEncoderLayer,
     layers_of,
-    to_autocast_dtype,
 )
 from asr.model.masks import causal_mask, length_mask
 from asr.model.transformer import Transformer

@@ -1,0 +1,18 @@
+"""The type in which autocast multiplies, where it is on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def dtype_of_products(x: Tensor) -> torch.dtype:
+    """The type in which a linear layer of x's device multiplies `x`."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def to_autocast_dtype(x: Tensor) -> Tensor:
+    """`x` in the type in which autocast multiplies, where it is on: rounded once, and not for each product that reads
+    it."""
+    return x.to(dtype_of_products(x))
