@@ -10,8 +10,9 @@ ALIGNED = 8  # columns of half precision: products of rows that begin elsewhere 
 
 
 def log_posteriors(output: nn.Module, x: Tensor) -> Tensor:
-    """log softmax of what the linear layer `output` makes of `x (..., D)`: `(..., V)`, float32. On a GPU a training, with
-    its many rows, pads the vocabulary."""
+    """log softmax of what the linear layer `output` makes of `x (..., D)`: `(..., V)`, float32.
+
+    On a GPU a training, with its many rows, pads the vocabulary."""
     missing = -output.out_features % ALIGNED if x.is_cuda and torch.is_grad_enabled() else 0
     if not missing:
         return output(x).float().log_softmax(dim=-1)
