@@ -209,7 +209,8 @@ def test_a_training_is_not_resumed_from_another_beginning(tmp_path, typed):
 
 def test_a_training_is_not_resumed_as_another_experiment(corpus, tmp_path):
     common = [f"out={tmp_path / 'exp'}", f"data.train=[{corpus / 'train'}]", f"data.dev=[{corpus / 'dev'}]"]
-    assert call("asr.train", "experiment=digits", *common, "epochs=1").returncode == 0
+    small = ["model.d_model=32", "model.ffn_dim=64", "model.encoder_layers=2", "model.decoder_layers=1"]
+    assert call("asr.train", "experiment=digits", *common, *small, "epochs=1").returncode == 0
     done = call("asr.train", "experiment=an4", f"out={tmp_path / 'exp'}", "resume=true")
     assert done.returncode == 2
     assert "resume=true: experiment is digits in the training that is to be resumed, not an4" in done.stderr.decode()

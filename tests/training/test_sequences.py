@@ -163,9 +163,9 @@ def one_line(code: int, command, capsys, arguments: list, *words: str) -> None:
     assert all(word in lines[0] for word in words), lines[0]
 
 
-def test_a_text_file_to_a_speech_model_is_one_line(trained, tmp_path, capsys):
-    (tmp_path / "notes.txt").write_text("Ceci n'est pas une pipe — du tout.\n")
-    one_line(1, transcribe, capsys, ["--model", trained[0], tmp_path / "notes.txt"], "notes.txt", "text, not sound")
+def test_a_text_file_to_a_speech_model_is_one_line(files, capsys):
+    (files / "notes.txt").write_text("Ceci n'est pas une pipe — du tout.\n")
+    one_line(1, transcribe, capsys, ["--model", files / "model", files / "notes.txt"], "notes.txt", "text, not sound")
 
 
 def test_sound_to_a_text_model_is_one_line(translator, corpus, capsys):
@@ -176,9 +176,9 @@ def test_sound_to_a_text_model_is_one_line(translator, corpus, capsys):
     one_line(2, evaluate, capsys, ["--model", model, corpus / "dev"], "this is sound", "takes text")
 
 
-def test_text_pairs_to_a_speech_model_are_one_line(translator, trained, corpus, tmp_path, capsys):
+def test_text_pairs_to_a_speech_model_are_one_line(translator, files, corpus, tmp_path, capsys):
     pairs = translator[0] / "dev.jsonl"
-    one_line(2, evaluate, capsys, ["--model", trained[0], pairs], "this is text", "takes sound")
+    one_line(2, evaluate, capsys, ["--model", files / "model", pairs], "this is text", "takes sound")
     with pytest.raises(ValueError, match=r"line 1 is text, and features\.kind=log_mel takes sound"):
         train(options(corpus, tmp_path / "exp", f"data.train=[{pairs}]", "data.min_seconds=0"))
 
