@@ -100,10 +100,12 @@ def test_every_model_writes_the_same_elsewhere(tiny_config, features, options):
     inputs = {"sound": torch.randn(2, 16000), "matrix": torch.randn(2, 100, 80), "text": torch.randint(4, 32, (2, 9))}
     X, lens = inputs[features.takes], torch.tensor([inputs[features.takes].shape[1], 8])
     decoding = DecodeOptions(beam_size=3) if model.transformer.ctc else DecodeOptions(beam_size=3, ctc_weight=0.0)
-    found = [search(model.transformer, *model.front_end(X, lens), decoding)]
+    transformer = model.transformer
+    found = [search(transformer, *transformer.encoder(*model.front_end(X, lens)), decoding)]
     with elsewhere():
         move(model)
-        found.append(search(model.transformer, *model.front_end(X.to(DEVICE), lens.to(DEVICE)), decoding))
+        memory, lens = transformer.encoder(*model.front_end(X.to(DEVICE), lens.to(DEVICE)))
+        found.append(search(transformer, memory, lens, decoding))
     for ours, theirs in zip(*([best[0] for best in each] for each in found), strict=True):
         assert theirs.tokens == ours.tokens
         assert theirs.score == pytest.approx(ours.score, rel=1e-4)

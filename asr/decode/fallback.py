@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.phrases import Phrases
-from asr.decode.search import attention_scores, search_memory
+from asr.decode.search import attention_scores, search
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
@@ -36,9 +36,9 @@ def search_with_fallback(
     text: Callable[[Hypothesis], str],
     phrases: Phrases | None = None,
 ) -> list[list[Hypothesis]]:
-    """`search_memory`; then, for the utterances whose best hypothesis is doubtful as `text` writes it, tokens drawn at
+    """`search`; then, for the utterances whose best hypothesis is doubtful as `text` writes it, tokens drawn at
     each temperature of `options.fallback` in turn, until none is doubtful. What was drawn last stays, alone."""
-    found = search_memory(model, memory, memory_lens, options, language_model, phrases)
+    found = search(model, memory, memory_lens, options, language_model, phrases)
     for temperature in options.fallback:
         best = [hypotheses[0] for hypotheses in found]
         log_probs = [hypothesis.score for hypothesis in best]
@@ -52,7 +52,7 @@ def search_with_fallback(
         rows = torch.tensor(again, device=memory.device)
         drawing = replace(options, strategy="greedy", temperature=temperature, nbest=1)
         for b, drawn in zip(
-            again, search_memory(model, memory[rows], memory_lens[rows], drawing, phrases=phrases), strict=True
+            again, search(model, memory[rows], memory_lens[rows], drawing, phrases=phrases), strict=True
         ):
             found[b] = drawn
     return found

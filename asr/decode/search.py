@@ -1,4 +1,4 @@
-"""Features in, hypotheses out: each strategy by its search, and the second pass over an n-best list."""
+"""Memory in, hypotheses out: each strategy by its search, and the second pass over an n-best list."""
 
 from __future__ import annotations
 
@@ -21,29 +21,16 @@ from asr.model.transformer import Transformer
 @torch.inference_mode()
 def search(
     model: Transformer,
-    X: Tensor,
-    X_lens: Tensor,
-    options: DecodeOptions,
-    language_model: LanguageModel | None = None,
-    phrases: Phrases | None = None,
-) -> list[list[Hypothesis]]:
-    """The best hypotheses of each utterance of features X `(B, T, d)`, X_lens `(B,)`, best first.
-
-    An utterance too short for one encoder frame gets the empty hypothesis. The language model writes the same tokens as
-    the model; greedy search does not ask it. `phrases` are of `options.phrases`."""
-    return search_memory(model, *model.encoder(X, X_lens), options, language_model, phrases)
-
-
-@torch.inference_mode()
-def search_memory(
-    model: Transformer,
     memory: Tensor,
     memory_lens: Tensor,
     options: DecodeOptions,
     language_model: LanguageModel | None = None,
     phrases: Phrases | None = None,
 ) -> list[list[Hypothesis]]:
-    """`search` from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
+    """The best hypotheses of each utterance, best first, from the encoder's memory `(B, M, D)`, memory_lens `(B,)`.
+
+    An utterance without a frame gets the empty hypothesis. The language model writes the same tokens as the model;
+    greedy search does not ask it. `phrases` are of `options.phrases`."""
     check_options(model, options, language_model)
     if options.strategy == "greedy":
         options, language_model = replace(options, beam_size=1, ctc_weight=0.0, length_bonus=0.0), None

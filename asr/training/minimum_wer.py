@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asr.decode.options import DecodeOptions
 from asr.decode.scoring import word_errors
-from asr.decode.search import in_one_batch, label_log_probs, search_memory
+from asr.decode.search import in_one_batch, label_log_probs, search
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Output, Transformer
 from asr.training.batches import LABELS
@@ -29,7 +29,7 @@ def expected_word_errors(model: SpeechModel, output: Output, Y: Tensor, Y_lens: 
     options = DecodeOptions(beam_size=nbest, nbest=nbest, ctc_weight=ctc_weight)
     training = transformer.training
     transformer.eval()  # what is found does not hang on dropout, what it is worth does
-    found = search_memory(transformer, output.memory.detach(), output.memory_lens, options)
+    found = search(transformer, output.memory.detach(), output.memory_lens, options)
     transformer.train(training)
     said = [tokenizer.decode(y[:count]) for y, count in zip(Y.tolist(), Y_lens.tolist(), strict=True)]
     errors = [

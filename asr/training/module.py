@@ -78,7 +78,7 @@ class SpeechTraining(Training):
         once = dataclasses.replace(self.config.loss, consistency=0.0)
         losses = joint_loss(output, batch.Y, batch.Y_lens, once, eos=self.model.transformer.config.eos)
         self.add_dev((batch.Y_lens + 1).sum(), losses.total)
-        found = search(self.model.transformer, X, X_lens, self.config.validation)
+        found = search(self.model.transformer, output.memory, output.memory_lens, self.config.validation)
         self.hypotheses += [self.model.tokenizer.decode(best[0].tokens) for best in found]
         self.references += batch.texts
 

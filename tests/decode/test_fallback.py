@@ -45,14 +45,14 @@ def test_only_the_doubtful_are_drawn_anew_and_what_was_drawn_last_stays(model):
 def test_draws_follow_the_tempered_distribution(model):
     """The first token of many draws from one memory, against the decoder's own posteriors."""
     n, temperature = 4000, 0.7
-    X = torch.randn(1, 60, 80).expand(n, -1, -1)
+    X = torch.randn(1, 60, 80)
     options = DecodeOptions("greedy", beam_size=1, temperature=temperature)
     with torch.inference_mode():
-        memory, lens = model.encoder(X[:1], torch.tensor([60]))
+        memory, lens = model.encoder(X, torch.tensor([60]))
         log_probs = model.decoder(torch.tensor([[2]]), memory, lens)[0, 0]
         log_probs[[0, 2]] = -torch.inf
         expected = (log_probs / temperature).softmax(dim=0)
-    found = search(model, X, torch.full((n,), 60), options)
+    found = search(model, memory.expand(n, -1, -1), lens.expand(n), options)
     first = torch.tensor([best[0].tokens[0] if best[0].tokens else 3 for best in found])
     drawn = torch.bincount(first, minlength=32) / n
     assert (drawn - expected).abs().sum() < 0.12
@@ -80,10 +80,10 @@ def test_draws_end_where_the_end_was_drawn(model, monkeypatch):
 def test_a_draw_has_its_own_log_probability_and_comes_again(model):
     X, lens = torch.randn(2, 60, 80), torch.tensor([60, 60])
     options = DecodeOptions("greedy", beam_size=1, temperature=1.0)
-    found, again = search(model, X, lens, options), search(model, X, lens, options)
-    assert found == again
     with torch.inference_mode():
         memory, memory_lens = model.encoder(X, lens)
+        found, again = (search(model, memory, memory_lens, options) for _ in range(2))
+        assert found == again
         tokens = found[0][0].tokens
         log_probs = model.decoder(torch.tensor([[2, *tokens]]), memory[:1], memory_lens[:1])[0]
         score = sum(float(log_probs[i, token]) for i, token in enumerate([*tokens, 3]))

@@ -5,7 +5,7 @@ import torch
 
 from asr.decode.options import DecodeOptions
 from asr.decode.repetition import Repetition
-from asr.decode.search import search_memory
+from asr.decode.search import search
 from asr.model.config import ModelConfig
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import BLANK, EOS
@@ -68,7 +68,7 @@ def test_a_decoder_in_a_loop_does_not_run_away(memory_and_model, strategy):
     longest = []
     for limit in (1000, 5):
         options = DecodeOptions(strategy, beam_size=3, ctc_weight=0.0, length_bonus=1.0, max_repeats=limit)
-        tokens = search_memory(model, memory, lens, options)[0][0].tokens
+        tokens = search(model, memory, lens, options)[0][0].tokens
         longest.append(max((len(list(run)) for _, run in itertools.groupby(tokens)), default=0))
     assert longest[0] == 60
     assert longest[1] <= 5
@@ -84,5 +84,5 @@ def test_an_early_end_is_held_against_the_speech_that_ctc_still_hears(memory_and
     with torch.no_grad():
         model.decoder.output.weight.mul_(0.1)
         model.decoder.output.bias[EOS] = 4.0  # a decoder that always wants to end
-    found = [search_memory(model, memory, lens, DecodeOptions(ctc_weight=w))[0][0].tokens for w in (0.0, 0.3)]
+    found = [search(model, memory, lens, DecodeOptions(ctc_weight=w))[0][0].tokens for w in (0.0, 0.3)]
     assert found == [[], list(said.values())]

@@ -6,7 +6,7 @@ import torch
 
 from asr.decode.beam import BeamSearch
 from asr.decode.options import STRATEGIES, DecodeOptions
-from asr.decode.search import search, search_memory
+from asr.decode.search import search
 from asr.model.bigram import Bigram
 from asr.model.config import ModelConfig
 from asr.model.language_model import LanguageModel
@@ -37,6 +37,10 @@ def language_model(transformer) -> LanguageModel:
     with torch.no_grad():
         model.output.bias.normal_()
     return model
+
+
+def search_features(model: Transformer, X, X_lens, options: DecodeOptions, language_model=None):
+    return search(model, *model.encoder(X, X_lens), options, language_model)
 
 
 def total(log_probs, tokens: list[int]) -> float:
@@ -77,14 +81,14 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(
     scored = sorted(((joint(y), y) for y in every), reverse=True)
     weights = {"ctc_weight": ctc_weight, "lm_weight": lm_weight, "ilm_weight": ilm_weight, "length_bonus": 0.5}
     options = DecodeOptions(strategy, beam_size=256, nbest=3, **weights)
-    found = search_memory(transformer, memory, lens, options, language_model)[0]
+    found = search(transformer, memory, lens, options, language_model)[0]
     assert [h.tokens for h in found] == [y for _, y in scored[:3]]
     assert [h.score for h in found] == pytest.approx([s for s, _ in scored[:3]], abs=1e-4)
 
 
 def test_greedy_search_adds_no_language_model_and_subtracts_none(transformer, language_model):
     options = DecodeOptions("greedy", lm_weight=0.7, ilm_weight=5.0)
-    assert search(transformer, X, X_LENS, options, language_model) == search(
+    assert search_features(transformer, X, X_LENS, options, language_model) == search_features(
         transformer, X, X_LENS, DecodeOptions("greedy")
     )
 
@@ -92,20 +96,20 @@ def test_greedy_search_adds_no_language_model_and_subtracts_none(transformer, la
 def test_nothing_is_subtracted_where_the_transcripts_are_not_known(transformer, language_model):
     transformer.bigram = None
     with pytest.raises(ValueError, match="ilm_weight: no bigram"):
-        search(transformer, X, X_LENS, DecodeOptions(ilm_weight=0.2), language_model)
-    search(transformer, X, X_LENS, DecodeOptions(ilm_weight=0.2))  # and no language model takes its place
+        search_features(transformer, X, X_LENS, DecodeOptions(ilm_weight=0.2), language_model)
+    search_features(transformer, X, X_LENS, DecodeOptions(ilm_weight=0.2))  # and no language model takes its place
 
 
 def test_greedy_search_adds_no_length_bonus(transformer):
-    plain = search(transformer, X, X_LENS, DecodeOptions("greedy"))
-    assert search(transformer, X, X_LENS, DecodeOptions("greedy", length_bonus=5.0)) == plain
+    plain = search_features(transformer, X, X_LENS, DecodeOptions("greedy"))
+    assert search_features(transformer, X, X_LENS, DecodeOptions("greedy", length_bonus=5.0)) == plain
 
 
 def test_what_is_rescored_is_what_ctc_finds_with_these_weights(transformer, language_model):
     """CTC stands for the decoder, too, until that has its say: the language model is no stronger beside it."""
     weights = {"beam_size": 3, "nbest": 3, "lm_weight": 0.7, "length_bonus": 0.5}
-    first = search(transformer, X, X_LENS, DecodeOptions("ctc", **weights), language_model)
-    found = search(transformer, X, X_LENS, DecodeOptions("rescore", ctc_weight=0.1, **weights), language_model)
+    first = search_features(transformer, X, X_LENS, DecodeOptions("ctc", **weights), language_model)
+    found = search_features(transformer, X, X_LENS, DecodeOptions("rescore", ctc_weight=0.1, **weights), language_model)
     for ours, theirs in zip(found, first, strict=True):
         assert sorted(h.tokens for h in ours) == sorted(h.tokens for h in theirs)
 
@@ -114,7 +118,7 @@ def test_what_is_rescored_is_what_ctc_finds_with_these_weights(transformer, lang
 @torch.inference_mode()
 def test_reported_scores_are_the_models(transformer, ctc_weight):
     memory, lens = transformer.encoder(X[:1], X_LENS[:1])
-    for hypothesis in search_memory(transformer, memory, lens, DecodeOptions(ctc_weight=ctc_weight, nbest=5))[0]:
+    for hypothesis in search(transformer, memory, lens, DecodeOptions(ctc_weight=ctc_weight, nbest=5))[0]:
         assert hypothesis.score == pytest.approx(score(transformer, memory, hypothesis.tokens, ctc_weight), abs=1e-4)
 
 
@@ -125,7 +129,7 @@ def test_exhaustive_search_is_never_beaten_and_a_full_beam_equals_it(transformer
     memory, lens = memory[:, :4], torch.tensor([4])
     every = (list(y) for n in range(5) for y in itertools.product((1, 4, 5, 6), repeat=n))
     best = max(score(transformer, memory, y, 0.3) for y in every)
-    found = search_memory(transformer, memory, lens, DecodeOptions(beam_size=beam_size))[0][0].score
+    found = search(transformer, memory, lens, DecodeOptions(beam_size=beam_size))[0][0].score
     assert found <= best + 1e-4
     if beam_size == 64:
         assert found == pytest.approx(best, abs=1e-4)
@@ -136,7 +140,7 @@ def test_exhaustive_search_is_never_beaten_and_a_full_beam_equals_it(transformer
 )
 def test_what_the_tokens_add_makes_the_score_up_to_the_end(transformer, language_model, strategy, beam_size):
     options = DecodeOptions(strategy, beam_size, nbest=beam_size)
-    found = search(transformer, X[:1], X_LENS[:1], options, language_model)[0]
+    found = search_features(transformer, X[:1], X_LENS[:1], options, language_model)[0]
     assert any(hypothesis.tokens for hypothesis in found)
     for hypothesis in found:
         assert len(hypothesis.token_scores) == len(hypothesis.tokens)
@@ -154,9 +158,9 @@ def test_what_the_tokens_add_makes_the_score_up_to_the_end(transformer, language
     ],
 )
 def test_batched_equals_alone(transformer, language_model, options):
-    together = search(transformer, X, X_LENS, options, language_model)
+    together = search_features(transformer, X, X_LENS, options, language_model)
     for i, n in enumerate(X_LENS):
-        alone = search(transformer, X[i : i + 1, :n], X_LENS[i : i + 1], options, language_model)[0]
+        alone = search_features(transformer, X[i : i + 1, :n], X_LENS[i : i + 1], options, language_model)[0]
         assert [h.tokens for h in together[i]] == [h.tokens for h in alone]
         assert [h.score for h in together[i]] == pytest.approx([h.score for h in alone], abs=1e-4)
 
@@ -164,20 +168,20 @@ def test_batched_equals_alone(transformer, language_model, options):
 @pytest.mark.parametrize("strategy", ["beam", "rescore", "ctc"])
 def test_it_searches_within_a_training_in_half_precision(transformer, language_model, strategy):
     options = DecodeOptions(strategy, beam_size=5)
-    expected = search(transformer, X, X_LENS, options, language_model)
+    expected = search_features(transformer, X, X_LENS, options, language_model)
     with torch.autocast("cpu", torch.bfloat16):
-        found = search(transformer, X, X_LENS, options, language_model)
+        found = search_features(transformer, X, X_LENS, options, language_model)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours[0].score == pytest.approx(theirs[0].score, rel=0.02)
 
 
 def test_when_those_who_are_done_leave_the_batch_makes_no_difference(transformer, language_model, monkeypatch):
     options = DecodeOptions(beam_size=5, nbest=5, length_bonus=0.5)
-    expected = search(transformer, X, X_LENS, options, language_model)
+    expected = search_features(transformer, X, X_LENS, options, language_model)
     for looks, leaving in [((1, 1), 100), ((1, 3), 1), ((8, 8), 100), ((1000, 1000), 1)]:
         monkeypatch.setattr("asr.decode.beam.LOOKS", {"cpu": looks})
         monkeypatch.setattr("asr.decode.beam.LEAVING", leaving)
-        for ours, theirs in zip(search(transformer, X, X_LENS, options, language_model), expected, strict=True):
+        for ours, theirs in zip(search_features(transformer, X, X_LENS, options, language_model), expected, strict=True):
             assert [h.tokens for h in ours] == [h.tokens for h in theirs]
             assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
 
@@ -192,7 +196,7 @@ def test_what_a_subtracted_score_brings_back_is_waited_for(transformer, language
     options = DecodeOptions(beam_size=5, ctc_weight=0.0, lm_weight=0.1, ilm_weight=0.5)
     for looks in ((1, 1), (1000, 1000)):
         monkeypatch.setattr("asr.decode.beam.LOOKS", {"cpu": looks})
-        best = search(transformer, X[1:2, :23], X_LENS[1:2], options, language_model)[0][0]
+        best = search_features(transformer, X[1:2, :23], X_LENS[1:2], options, language_model)[0][0]
         assert best.tokens == [5, 6, 5, 6]
 
 
@@ -205,15 +209,15 @@ def test_what_its_bonus_would_not_bring_back_is_not_waited_for(transformer, monk
     found, steps = [], []
     for catching_up in (10, 200):
         monkeypatch.setattr("asr.decode.beam.CATCHING_UP", catching_up)
-        found.append(search_memory(transformer, memory, lens, DecodeOptions(ctc_weight=0.0, length_bonus=0.5)))
+        found.append(search(transformer, memory, lens, DecodeOptions(ctc_weight=0.0, length_bonus=0.5)))
         steps.append(len(made) - sum(steps))
     assert found[0] == found[1]
     assert steps[0] < steps[1] / 2
 
 
 def test_greedy_is_a_beam_of_one(transformer):
-    greedy = search(transformer, X, X_LENS, DecodeOptions("greedy"))
-    beam = search(transformer, X, X_LENS, DecodeOptions(beam_size=1, ctc_weight=0.0))
+    greedy = search_features(transformer, X, X_LENS, DecodeOptions("greedy"))
+    beam = search_features(transformer, X, X_LENS, DecodeOptions(beam_size=1, ctc_weight=0.0))
     assert greedy == beam
 
 
@@ -227,12 +231,12 @@ def test_greedy_takes_the_likeliest_token_at_each_step(transformer):
         tokens.append(log_probs.argmax().item())
         if tokens[-1] == EOS:
             break
-    found = search_memory(transformer, memory, lens, DecodeOptions("greedy", max_repeats=1000))[0][0]
+    found = search(transformer, memory, lens, DecodeOptions("greedy", max_repeats=1000))[0][0]
     assert found.tokens == [t for t in tokens if t != EOS]
 
 
 def test_what_ctc_cannot_align_is_not_found(transformer):
-    found = search(transformer, X[:1, :11], torch.tensor([11]), DecodeOptions(beam_size=40, nbest=40))[0]
+    found = search_features(transformer, X[:1, :11], torch.tensor([11]), DecodeOptions(beam_size=40, nbest=40))[0]
     assert all(h.score > -1e4 for h in found)
     assert [4, 4] not in [h.tokens for h in found]  # two frames have no room for the blank between
 
@@ -240,13 +244,13 @@ def test_what_ctc_cannot_align_is_not_found(transformer):
 def test_a_model_that_diverged_gives_the_empty_hypothesis(transformer):
     with torch.no_grad():
         transformer.decoder.output.bias.fill_(torch.nan)
-    assert [best[0].tokens for best in search(transformer, X, X_LENS, DecodeOptions())] == [[], [], []]
+    assert [best[0].tokens for best in search_features(transformer, X, X_LENS, DecodeOptions())] == [[], [], []]
 
 
 def test_a_hypothesis_is_never_longer_than_the_memory(transformer):
     with torch.no_grad():
         transformer.decoder.output.bias[EOS] = -20.0  # a decoder that never wants to end, paid by the token
-    found = search(transformer, X, X_LENS, DecodeOptions(beam_size=3, ctc_weight=0.0, length_bonus=10.0))
+    found = search_features(transformer, X, X_LENS, DecodeOptions(beam_size=3, ctc_weight=0.0, length_bonus=10.0))
     memory_lens = transformer.encoder(X, X_LENS)[1]
     assert [len(best[0].tokens) for best in found] == memory_lens.tolist()
 
@@ -254,13 +258,13 @@ def test_a_hypothesis_is_never_longer_than_the_memory(transformer):
 def test_a_hypothesis_is_never_longer_than_the_language_model_has_positions_for(transformer):
     short = LanguageModel(replace(transformer.config, positions="learned", max_positions=4)).eval()
     options = DecodeOptions(beam_size=3, ctc_weight=0.0, lm_weight=0.1, length_bonus=50.0)
-    assert len(search(transformer, X, X_LENS, options)[0][0].tokens) > 3
-    assert len(search(transformer, X, X_LENS, options, short)[0][0].tokens) == 3
+    assert len(search_features(transformer, X, X_LENS, options)[0][0].tokens) > 3
+    assert len(search_features(transformer, X, X_LENS, options, short)[0][0].tokens) == 3
 
 
 def test_a_length_bonus_lengthens(transformer):
     lengths = [
-        [len(best[0].tokens) for best in search(transformer, X, X_LENS, DecodeOptions(length_bonus=bonus))]
+        [len(best[0].tokens) for best in search_features(transformer, X, X_LENS, DecodeOptions(length_bonus=bonus))]
         for bonus in (0.0, 1.0, 3.0)
     ]
     assert sum(lengths[0]) < sum(lengths[1]) < sum(lengths[2])
@@ -271,13 +275,13 @@ def test_a_length_bonus_lengthens(transformer):
 def test_what_is_masked_out_whole_has_the_score_that_it_has_alone(transformer, strategy):
     """As noise in which CTC hears nothing, beside a longer recording."""
     memory, lens, options = torch.randn(1, 9, 32), torch.tensor([0]), DecodeOptions(strategy)
-    alone = search_memory(transformer, memory[:, :4], lens, options)[0][0]
-    assert search_memory(transformer, memory, lens, options)[0][0].score == pytest.approx(alone.score, abs=1e-5)
+    alone = search(transformer, memory[:, :4], lens, options)[0][0]
+    assert search(transformer, memory, lens, options)[0][0].score == pytest.approx(alone.score, abs=1e-5)
 
 
 def test_an_utterance_without_frames_gives_the_empty_hypothesis(transformer):
     for strategy in STRATEGIES:
-        found = search(transformer, X[:2, :5], torch.tensor([5, 0]), DecodeOptions(strategy))
+        found = search_features(transformer, X[:2, :5], torch.tensor([5, 0]), DecodeOptions(strategy))
         assert [best[0].tokens for best in found] == [[], []]
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from asr.decode import DecodeOptions, Hypothesis, Recognizer
-from asr.decode.search import search_memory
+from asr.decode.search import search
 from asr.decode.timestamps import LATEST_BEGIN, apply_timestamp_rules_, timed_segments
 from asr.model.config import ModelConfig
 from asr.model.transformer import Transformer
@@ -88,15 +88,9 @@ def test_a_model_without_times_has_one_stretch(tokens, tiny_config):
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_every_hypothesis_of_a_search_keeps_the_rules(beam_size):
-    from asr.decode import search
-
     model = Transformer(CONFIG).eval()
-    found = search(
-        model,
-        torch.randn(4, 160, 80),
-        torch.tensor([160, 120, 160, 90]),
-        DecodeOptions(beam_size=beam_size, ctc_weight=0.0, nbest=beam_size),
-    )
+    memory, lens = model.encoder(torch.randn(4, 160, 80), torch.tensor([160, 120, 160, 90]))
+    found = search(model, memory, lens, DecodeOptions(beam_size=beam_size, ctc_weight=0.0, nbest=beam_size))
     for hypothesis in (h for best in found for h in best if h.tokens):
         for i, token in enumerate(hypothesis.tokens):
             scores = torch.zeros(1, 1, CONFIG.vocab_size)
@@ -114,7 +108,7 @@ def test_at_its_limit_a_hypothesis_ends_though_a_time_would_be_due(beam_size, li
         model.decoder, "step", lambda tokens, state: (probabilities.log().expand(*tokens.shape, -1).clone(), state)
     )
     options = DecodeOptions(beam_size=beam_size, ctc_weight=0.0)
-    ((best,),) = search_memory(model, torch.randn(1, limit, 32), torch.tensor([limit]), options)
+    ((best,),) = search(model, torch.randn(1, limit, 32), torch.tensor([limit]), options)
     assert best.tokens
     assert -1000 < best.score < 0
 
@@ -129,7 +123,7 @@ def test_times_are_judged_by_the_posteriors_whatever_the_temperature(monkeypatch
     )
     n = 2000
     options = DecodeOptions("greedy", beam_size=1, temperature=1.0)
-    found = search_memory(model, torch.randn(1, 4, 32).expand(n, -1, -1), torch.full((n,), 4), options)
+    found = search(model, torch.randn(1, 4, 32).expand(n, -1, -1), torch.full((n,), 4), options)
     third = [best[0].tokens[2] >= FIRST for best in found if len(best[0].tokens) > 2]
     assert sum(third) / len(third) == pytest.approx(0.1, abs=0.03)
 

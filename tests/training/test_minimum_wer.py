@@ -42,7 +42,8 @@ def batch(model) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
 
 def found(model: SpeechModel, X: torch.Tensor, X_lens: torch.Tensor):
     weight = DecodeOptions().ctc_weight if model.transformer.ctc else 0.0
-    return search(model.transformer, X, X_lens, DecodeOptions(beam_size=4, nbest=4, ctc_weight=weight))
+    memory, lens = model.transformer.encoder(X, X_lens)
+    return search(model.transformer, memory, lens, DecodeOptions(beam_size=4, nbest=4, ctc_weight=weight))
 
 
 def test_hypotheses_weigh_what_the_search_says(model, batch):
@@ -70,7 +71,7 @@ def test_errors_are_expected_by_the_share_of_probability(model, batch):
 def test_its_gradient_moves_probability_to_the_better(model, batch, monkeypatch):
     X, X_lens, Y, Y_lens = (each[:1] for each in batch)
     ways = [Hypothesis(model.tokenizer.encode(way), 0.0) for way in ("b a", "ab ba", "b")]  # two wrong words, none, two
-    monkeypatch.setattr(minimum_wer, "search_memory", lambda *arguments: [ways])
+    monkeypatch.setattr(minimum_wer, "search", lambda *arguments: [ways])
     optimizer = torch.optim.Adam(model.transformer.parameters(), lr=3e-3)
     expected = []
     for _ in range(40):
