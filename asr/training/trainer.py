@@ -140,11 +140,17 @@ def device_count(config: RunConfig) -> int:
 
 def _cluster(config: RunConfig) -> list[ClusterEnvironment]:
     """The plugin that tells Lightning who starts the processes, in a job of SLURM, where its own choice does not fit:
-    the tasks are the processes, or a single task starts them. Raises ValueError for another number of tasks.
+    the tasks are the processes, or a single task starts them. Raises ValueError for another number of tasks, or of
+    processes that torchrun has started: for one device Lightning would have each train alone, all into one folder.
 
     Lightning's requeueing is left out: it keeps a checkpoint in the working directory, from which the next training
     there begins, whichever that is."""
-    if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
+    if TorchElasticEnvironment.detect():
+        started, processes = int(os.environ["WORLD_SIZE"]), device_count(config)
+        if started != processes:
+            raise ValueError(f"torchrun has started {started} processes, and devices= and nodes= are {processes}")
+        return []
+    if not SLURMEnvironment.detect():
         return []
     tasks, processes = int(os.environ["SLURM_NTASKS"]), device_count(config)
     if tasks == processes:

@@ -384,6 +384,15 @@ def test_other_tasks_than_processes_are_refused(corpus, tmp_path, monkeypatch, s
         cluster(monkeypatch, options(corpus, tmp_path, *settings), SLURM_NTASKS=tasks)
 
 
+def test_other_processes_of_torchrun_than_asked_for_are_refused(corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for settings in ((), ("devices=3",), ("devices=2", "nodes=2")):
+        with pytest.raises(ValueError, match="torchrun has started 2 processes, and devices= and nodes= are"):
+            _cluster(options(corpus, tmp_path, *settings))
+    assert _cluster(options(corpus, tmp_path, "devices=2")) == _cluster(options(corpus, tmp_path, "nodes=2")) == []
+
+
 def test_processes_of_one_machine_share_its_cores(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("asr.training.data._cores", lambda: 16)
     data = SpeechData(options(corpus, tmp_path, "data.workers=-1").data, 1)
