@@ -58,24 +58,32 @@ class Training(L.LightningModule):
             half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
             self.sharded = Sharded(self.get_submodule(self.stack), self.device_mesh["data_parallel"], half)
 
-    def mean_of_processes(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What each process divides its loss by, where each has `tokens ()` of its own: then the mean of their
-        gradients, which they exchange, makes every token count alike."""
-        tokens = tokens.float()
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(tokens)
-            tokens = tokens / self.trainer.world_size
-        return tokens
+    def add_train(self, weight: torch.Tensor, values: dict[str, torch.Tensor]) -> None:
+        """Adds a batch's means, scalars, to those of the epoch; `weight`: how many tokens or frames they are of."""
+        self.log_dict({f"train/{name}_step": value.detach() for name, value in values.items()})
+        sums = [*(weight * value.detach().double() for value in values.values()), weight.double()]
+        self.train_means, self.train_sums = tuple(values), self.train_sums + torch.stack(sums)
 
-    def in_update(self, loss: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The `loss` of a batch, divided by `tokens` (see above), as it has to be where gradients of several batches
-        are summed up for one update: so that every token of all of them counts alike."""
-        if self.trainer.accumulate_grad_batches == 1:
-            return loss
-        tokens = tokens.clamp(min=1)
-        first, before = self.accumulated or (tokens, torch.zeros_like(tokens))
-        self.accumulated = first, before + tokens
-        return loss * (tokens / first)
+    def log_train_means(self) -> None:
+        """Of the epoch, over all processes."""
+        if self.train_means:
+            *sums, weight = self.trainer.strategy.reduce(self.train_sums, reduce_op="sum")
+            means = zip(self.train_means, sums, strict=True)
+            self.log_dict({f"train/{name}_epoch": (total / weight).float() for name, total in means})
+
+    def in_update(self, mean: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """What of a batch's loss, the `mean ()` over its `tokens ()`, is minimised, so that every token of an update
+        counts alike: processes exchange the mean of their gradients, and those of several batches are summed up."""
+        count = tokens.float()
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(count)
+            count = count / self.trainer.world_size
+        count = count.clamp(min=1)
+        if self.trainer.accumulate_grad_batches > 1:
+            first, before = self.accumulated or (count, torch.zeros_like(count))
+            self.accumulated = first, before + count
+            count = first
+        return mean * (tokens / count)
 
     def _weigh_gradients(self) -> None:
         """Of an update's batches, whose losses Lightning divides by how many an update should have."""
@@ -95,7 +103,7 @@ class Training(L.LightningModule):
         self.dev_sums = torch.zeros(len(self.dev_means) + 1, dtype=torch.double, device=self.device)
 
     def add_dev(self, weight: torch.Tensor, *values: torch.Tensor) -> None:
-        """Of a batch: its means, scalars, and how much they count."""
+        """Adds a batch's means, scalars, to the validation's; `weight`: how many tokens or frames they are of."""
         self.dev_sums += torch.stack([*(weight * value.double() for value in values), weight.double()])
 
     def on_validation_epoch_end(self) -> None:
@@ -127,6 +135,7 @@ class Training(L.LightningModule):
                     state["step"] = state["step"].to(p.device if self._fused else "cpu")
 
     def on_train_epoch_start(self) -> None:
+        self.train_means, self.train_sums = (), torch.zeros(1, dtype=torch.double, device=self.device)
         if self.trainer.current_epoch == self.trainer.max_epochs - 1:  # whatever validate_every, the last one counts
             self.trainer.check_val_every_n_epoch = 1
 

@@ -10,6 +10,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
+from asr.training.base import Training
 from asr.training.batches import Batch
 from asr.training.module import SpeechTraining
 from asr.training.resuming import ResumableData
@@ -64,7 +65,8 @@ class EpochLine(EpochTimer):
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs, batch: Batch, batch_idx: int):
         self.trained = time.monotonic() - self.started
 
-    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: L.Trainer, module: Training) -> None:
+        module.log_train_means()
         took, left = self.took_and_left(trainer)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         validated = (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0
@@ -109,7 +111,7 @@ class Samples(L.Callback):
             self.batch = batch
 
     def on_validation_epoch_end(self, trainer: L.Trainer, module: SpeechTraining) -> None:
-        if trainer.sanity_checking or trainer.logger is None or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
             return
         board = trainer.logger.experiment
         pairs = list(zip(module.references, module.hypotheses, strict=True))[-SHOWN:]

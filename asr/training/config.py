@@ -69,9 +69,10 @@ class SoundConfig:
             raise ValueError(f"data.snr are the lowest and the highest number of decibels, not {self.snr}")
 
     def seconds_on_each(self, devices: int) -> float:
-        """Of sound in a batch, where so many devices share an update: `batch_seconds`, or less where all together would
-        have more than `global_batch_seconds`, but at least `max_seconds`."""
-        return max(self.max_seconds, min(self.batch_seconds, self.global_batch_seconds / devices))
+        """Of sound in a batch, where so many devices share an update: at most `batch_seconds`, so that whole batches of
+        all together have `global_batch_seconds`; but at least `max_seconds`."""
+        batches = math.ceil(self.global_batch_seconds / (self.batch_seconds * devices))
+        return max(self.max_seconds, self.global_batch_seconds / (batches * devices))
 
 
 @dataclass

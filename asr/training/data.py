@@ -59,13 +59,19 @@ class SoundData(ResumableData):
         if front_end.config.takes == "text":
             raise ValueError("features.kind=text: without transcripts an encoder learns from sound or from matrices")
         self.window = front_end.config.pad_seconds
+        self._take(front_end.config)
 
-        def unfit(cut: MonoCut) -> str | None:
-            frames = memory_length(cut, max(self.speeds), front_end, encoder)
-            short = None if frames else "it is too short for an encoder frame"
-            return self._outside(cut) or short or _unplaced(cut, min(self.speeds), front_end, encoder)
+        def unfit(cuts: CutSet, speeds: list[float]) -> Callable[[MonoCut], str | None]:
+            frames = memory_lengths(cuts, max(speeds), front_end, encoder)
+            unplaced = _unplaced(cuts, min(speeds), front_end, encoder)
 
-        self._keep(unfit, unfit, front_end.config)
+            def reason(cut: MonoCut) -> str | None:
+                short = None if frames[cut.id] else "it is too short for an encoder frame"
+                return self._outside(cut) or short or unplaced.get(cut.id)
+
+            return reason
+
+        self._keep(unfit(self.train_cuts, self.speeds), unfit(self.dev_cuts, [1.0]))
 
     def _outside(self, cut: MonoCut) -> str | None:
         """Why a cut is not within the limits; None: it is."""
@@ -73,14 +79,9 @@ class SoundData(ResumableData):
             return None
         return f"{cut.duration:.1f} s is outside data.min_seconds to data.max_seconds"
 
-    def _keep(
-        self,
-        unfit: Callable[[MonoCut], str | None],
-        unfit_for_dev: Callable[[MonoCut], str | None],
-        features: FeatureConfig,
-    ) -> None:
-        """Leaves out, by name, what a reason is given for, and buckets what remains of the training set. Raises
-        ValueError where something is not what `features` are made from, or where `Conditions` does."""
+    def _take(self, features: FeatureConfig) -> None:
+        """What the speech is played at and recorded under, for such features. Raises ValueError where something is not
+        what they are made from, or where `Conditions` does."""
         for option in ("rirs", "noises", "codec"):
             if getattr(self.config, option) and features.takes != "sound":
                 raise ValueError(f"data.{option} is of sound, and this model takes {features.takes}")
@@ -94,6 +95,9 @@ class SoundData(ResumableData):
                 )
             if features.takes == "matrix" and cut.custom["width"] != features.dim:
                 raise ValueError(f"{cut.id}: its matrix is {cut.custom['width']} wide, and features.dim={features.dim}")
+
+    def _keep(self, unfit: Callable[[MonoCut], str | None], unfit_for_dev: Callable[[MonoCut], str | None]) -> None:
+        """Leaves out, by name, what a reason is given for, and buckets what remains of the training set."""
         self.train_cuts = _fit(self.train_cuts, "training set", unfit)
         self.dev_cuts = _fit(self.dev_cuts, "dev set", unfit_for_dev)
         self.buckets = make_buckets(self._heard(self.train_cuts), self.batch_seconds)
@@ -108,7 +112,7 @@ class SoundData(ResumableData):
 
     @property
     def usual_seconds(self) -> float:
-        """What all but a hundredth of the training set's utterances are not longer than."""
+        """The 99th percentile of the training set's durations."""
         return round(float(np.quantile([cut.duration for cut in self.train_cuts], 0.99)), 2)
 
     def train_dataloader(self) -> TimedLoader:
@@ -122,8 +126,11 @@ class SoundData(ResumableData):
         return [len(self.train_cuts), *chain.from_iterable(self.buckets)]
 
     def batches_per_epoch(self) -> int:
-        """How many batches the first epoch has, over all processes; later epochs differ by a few."""
-        return sum(1 for _ in self._train_sampler(world_size=1, rank=0))
+        """How many batches an epoch has, over all processes."""
+        edges, utterances = map(np.array, zip(*self.buckets, strict=True))
+        durations = [cut.duration for cut in self.train_cuts]
+        sizes = np.bincount(np.searchsorted(edges, durations), minlength=len(edges))
+        return int(np.ceil(sizes / utterances).sum())
 
     def _train_sampler(self, **ranks: int) -> CutSampler:
         seconds, utterances = map(list, zip(*self.buckets, strict=True))
@@ -197,20 +204,25 @@ class SpeechData(SoundData):
         self.longest = model.transformer.config.longest_transcript
         if model.transformer.encoder.positions.kind == "learned":
             self.longest_text = model.transformer.config.max_positions
-
-        def without_positions(cut: MonoCut, speed: float = 1.0) -> str | None:
-            return self._without_positions(cut, speed, model)
-
+        self._take(model.front_end.config)
+        common = model.front_end, model.transformer.encoder, self.tokenizer
+        frames = memory_lengths(self.train_cuts, max(self.speeds), *common)
+        unplaced = _unplaced(self.train_cuts, min(self.speeds), *common)
+        unplaced_for_dev = _unplaced(self.dev_cuts, 1.0, *common)
         strange: list[str] = []
 
         def unfit(cut: MonoCut) -> str | None:
             labels = self.tokenizer.encode(cut.supervisions[0].text)
             if self.tokenizer.lacks_some(labels):
                 strange.append(cut.supervisions[0].text)
-            outside, slowest = self._outside(cut), min(self.speeds)
-            return outside or without_positions(cut, slowest) or self._too_short(cut, labels, model)
+            unplaced_labels = unplaced.get(cut.id) or self._unplaced_labels(labels)
+            return self._outside(cut) or unplaced_labels or self._too_short(frames[cut.id], labels, model)
 
-        self._keep(unfit, without_positions, model.front_end.config)
+        def unfit_for_dev(cut: MonoCut) -> str | None:
+            labels = self.tokenizer.encode(cut.supervisions[0].text)
+            return unplaced_for_dev.get(cut.id) or self._unplaced_labels(labels)
+
+        self._keep(unfit, unfit_for_dev)
         if strange:
             logger.warning(
                 "%d transcripts have characters that the tokenizer cannot write, as in %r: the model learns to write "
@@ -219,24 +231,17 @@ class SpeechData(SoundData):
                 strange[0],
             )
 
-    def _without_positions(self, cut: MonoCut, speed: float, model: SpeechModel) -> str | None:
-        """Why encoder or decoder have too few positions for a cut; None: they have enough."""
-        if reason := _unplaced(cut, speed, model.front_end, model.transformer.encoder, self.tokenizer):
-            return reason
-        if self.longest is None:
+    def _unplaced_labels(self, labels: list[int]) -> str | None:
+        """Why the decoder has too few positions for labels; None: it has enough."""
+        if self.longest is None or len(labels) <= self.longest:
             return None
-        count = len(self.tokenizer.encode(cut.supervisions[0].text))
-        if count <= self.longest:
-            return None
-        return f"{count} labels are more than the {self.longest} that the decoder has positions for"
+        return f"{len(labels)} labels are more than the {self.longest} that the decoder has positions for"
 
-    def _too_short(self, cut: MonoCut, labels: list[int], model: SpeechModel) -> str | None:
-        """Why a cut has too few encoder frames for its labels; None: it has enough."""
+    def _too_short(self, frames: int, labels: list[int], model: SpeechModel) -> str | None:
+        """Why so many encoder frames are too few for labels; None: they are enough."""
         needed = len(labels) + sum(a == b for a, b in pairwise(labels))
         if not model.transformer.ctc:
             needed = math.ceil(len(labels) / model.transformer.config.tokens_per_frame)
-        encoder = model.transformer.encoder
-        frames = memory_length(cut, max(self.speeds), model.front_end, encoder, self.tokenizer)
         if frames >= needed:
             return None
         speed = f" at data.speeds={max(self.speeds)}" if max(self.speeds) > 1 else ""
@@ -267,28 +272,31 @@ def _each_once(sampler: CutSampler, cuts: CutSet) -> CutSampler:
     return sampler.map(lambda batch: batch.filter(lambda cut: cut.id in names))
 
 
-def memory_length(
-    cut: MonoCut, speed: float, front_end: FrontEnd, encoder: Encoder, tokenizer: Tokenizer | None = None
-) -> int:
-    """Encoder frames of a cut, which is played at `speed` if it is sound."""
-    kind = input_kind(cut)
-    if kind == "sound":
-        frames = front_end.output_lens(torch.tensor(int(cut.duration / speed * SAMPLE_RATE)))
-    elif kind == "matrix":
-        frames = torch.tensor(round(cut.duration * STEPS_PER_SECOND))
-    else:
-        frames = torch.tensor(len(tokenizer.encode(cut.custom["source"])))
-    return int(encoder.subsampling.output_lens(frames))
+def memory_lengths(
+    cuts: CutSet, speed: float, front_end: FrontEnd, encoder: Encoder, tokenizer: Tokenizer | None = None
+) -> dict[str, int]:
+    """Encoder frames of each cut, by its name; sound is played at `speed`."""
+    steps = {
+        "sound": lambda cut: int(cut.duration / speed * SAMPLE_RATE),
+        "matrix": lambda cut: round(cut.duration * STEPS_PER_SECOND),
+        "text": lambda cut: len(tokenizer.encode(cut.custom["source"])),
+    }[front_end.config.takes]
+    lens = encoder.subsampling.output_lens(front_end.output_lens(torch.tensor([steps(cut) for cut in cuts])))
+    return dict(zip((cut.id for cut in cuts), lens.tolist(), strict=True))
 
 
 def _unplaced(
-    cut: MonoCut, speed: float, front_end: FrontEnd, encoder: Encoder, tokenizer: Tokenizer | None = None
-) -> str | None:
-    """Why the encoder has no positions for a cut; None: it has."""
+    cuts: CutSet, speed: float, front_end: FrontEnd, encoder: Encoder, tokenizer: Tokenizer | None = None
+) -> dict[str, str]:
+    """Of the cuts for which the encoder has no positions, by their names, why."""
     if encoder.positions.kind != "learned":
-        return None
-    frames, most = memory_length(cut, speed, front_end, encoder, tokenizer), encoder.config.max_positions
-    return None if frames <= most else f"its {frames} encoder frames are more than model.max_positions={most}"
+        return {}
+    most = encoder.config.max_positions
+    return {
+        name: f"its {frames} encoder frames are more than model.max_positions={most}"
+        for name, frames in memory_lengths(cuts, speed, front_end, encoder, tokenizer).items()
+        if frames > most
+    }
 
 
 def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> CutSet:

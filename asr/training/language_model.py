@@ -39,10 +39,10 @@ class LanguageModelTraining(Training):
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         Y, Y_lens = batch
-        tokens = self.mean_of_processes((Y_lens + 1).sum())
+        tokens = (Y_lens + 1).sum()
         loss = self._loss(Y, Y_lens, self.config.label_smoothing) / tokens
-        self.log("train/loss", loss, on_step=True, on_epoch=True, batch_size=len(batch[0]))
-        return loss
+        self.add_train(tokens, {"loss": loss})
+        return self.in_update(loss, tokens)
 
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
         if len(batch[1]):
@@ -63,6 +63,7 @@ class PerplexityLine(EpochTimer):
         self.tokens = tokens
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: LanguageModelTraining) -> None:
+        module.log_train_means()
         took, left = self.took_and_left(trainer)
         perplexity = trainer.callback_metrics["dev/loss"].exp()
         epoch, rate = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", self.tokens / took

@@ -21,10 +21,10 @@ class Losses(NamedTuple):
     """Natural-log losses per target token of the batch, scalars."""
 
     total: Tensor
-    ctc: Tensor
     attention: Tensor
-    consistency: Tensor
-    word_errors: Tensor  # expected
+    ctc: Tensor | None = None  # None: what the model or the training is without
+    consistency: Tensor | None = None
+    word_errors: Tensor | None = None  # expected
 
 
 def smoothed_cross_entropy(log_probs: Tensor, labels: Tensor, smoothing: float) -> Tensor:
@@ -57,22 +57,19 @@ def joint_loss(
     Y: Tensor,
     Y_lens: Tensor,
     config: LossConfig,
-    tokens: Tensor | None = None,
     eos: int = EOS,
     take_lens: Callable[[], Tensor] | None = None,
 ) -> Losses:
-    """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by `tokens`; the
-    latter alone for a model without a CTC head.
+    """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by its target
+    tokens; the latter alone for a model without a CTC head.
 
-    `tokens` None: this batch's count. Processes that average their gradients pass the mean of their counts, so that
-    every token weighs the same. `take_lens` is of `lens_for_ctc`; None: the forward pass is waited for. Where there are
+    `take_lens` is of `lens_for_ctc`; None: the forward pass is waited for. Where there are
     intermediate predictions, their mean loss is `intermediate_weight` of CTC's part. With `consistency` the second half
     of the batch is the first, seen otherwise."""
-    tokens = output.lens.sum() if tokens is None else tokens
-    none = torch.zeros((), device=tokens.device)
+    tokens = output.lens.sum()
     attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens, eos), config.label_smoothing) / tokens
     if output.ctc_log_probs is None:
-        return Losses(attention, none, attention.detach(), none, none)
+        return Losses(attention, attention.detach())
     # all layers in one call: each row of a batch is a block of its own on a GPU
     n = len(output.every_ctc)
     lens = (take_lens() if take_lens else torch.stack([output.memory_lens, Y_lens]).cpu()).repeat(1, n)
@@ -82,12 +79,13 @@ def joint_loss(
     if n > 1:
         w = config.intermediate_weight
         of_ctc = (1 - w) * ctc + w * each[1:].mean()
-    difference = none
+    difference = None
     if config.consistency:
         difference = consistency_loss(output.ctc_log_probs, output.memory_lens) / tokens
         of_ctc = of_ctc + config.consistency * difference
+        difference = difference.detach()
     total = config.ctc_weight * of_ctc + (1 - config.ctc_weight) * attention
-    return Losses(total, ctc.detach(), attention.detach(), difference.detach(), none)
+    return Losses(total, attention.detach(), ctc.detach(), difference)
 
 
 def consistency_loss(log_probs: Tensor, lens: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ the allocator reserves once what every later batch is cut from. On a CPU freed b
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -14,14 +15,15 @@ import torch
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
 from asr.heap import keep_freed_blocks, return_freed_blocks
 from asr.text.tokenizer import SPECIALS
-from asr.training.batches import Batch
+from asr.training.batches import LABELS, Batch
 from asr.training.data import SoundData
 
 TRIM_EVERY = 200  # batches
 
 
 class Size(NamedTuple):
-    """Of a batch: utterances, seconds of each as it is played, labels of each."""
+    """Of a batch: utterances, seconds of each as it is played (hundredths of one are a matrix's frames or a text's
+    tokens), labels of each."""
 
     utterances: int
     seconds: float
@@ -32,17 +34,20 @@ NOTHING = Size(utterances=1, seconds=1.0, labels=1)  # for a process whose batch
 
 
 def largest_sizes(data: SoundData) -> list[Size]:
-    """The batches of each bucket, from long to short, at the slowest speed and with as many labels as one has."""
+    """The batches of each bucket, from long to short, at the slowest speed and with as many labels as one has; texts,
+    whose buckets go by characters, have as many tokens as one has."""
     encode = data.tokenizer.encode if data.tokenizer else lambda text: []
-    lengths = [(cut.duration, len(encode(cut.supervisions[0].text))) for cut in data.train_cuts]
-    return [
-        Size(
-            bucket.utterances,
-            bucket.seconds / min(data.speeds),
-            max(labels for duration, labels in lengths if duration <= bucket.seconds),
-        )
-        for bucket in reversed(data.buckets)
+    counts = [
+        (cut.duration, len(encode(cut.supervisions[0].text)), len(encode((cut.custom or {}).get("source", ""))))
+        for cut in data.train_cuts
     ]
+    sizes = []
+    for bucket in reversed(data.buckets):
+        labels, source = (max(each) for each in zip(*(n for d, *n in counts if d <= bucket.seconds), strict=True))
+        tokens = math.ceil(source / LABELS) * LABELS
+        seconds = tokens / STEPS_PER_SECOND if source else bucket.seconds / min(data.speeds)
+        sizes.append(Size(bucket.utterances, seconds, labels))
+    return sizes
 
 
 def dummy_batch(module: L.LightningModule, size: Size, vocabulary: int = 0) -> Batch:
@@ -50,8 +55,10 @@ def dummy_batch(module: L.LightningModule, size: Size, vocabulary: int = 0) -> B
     0 where nothing is written."""
     front_end = module.model.front_end
     takes, device = front_end.config.takes, module.device
-    rate = SAMPLE_RATE if takes == "sound" else STEPS_PER_SECOND
-    shape = (size.utterances, round(size.seconds * rate), *([front_end.config.dim] if takes == "matrix" else []))
+    steps = round(size.seconds * (SAMPLE_RATE if takes == "sound" else STEPS_PER_SECOND))
+    if takes == "text" and (encoder := module.model.transformer.encoder).positions.kind == "learned":
+        steps = min(steps, encoder.config.max_positions)
+    shape = (size.utterances, steps, *([front_end.config.dim] if takes == "matrix" else []))
     noise = 0.1 * torch.randn(shape, device=device)
     lens = torch.full((size.utterances,), shape[1], device=device)
     Y = torch.randint(len(SPECIALS), max(vocabulary, len(SPECIALS) + 1), (size.utterances, size.labels), device=device)

@@ -33,19 +33,16 @@ class SpeechTraining(Training):
         self.hypotheses: list[str] = []
 
     def training_step(self, batch: Batch) -> torch.Tensor:
-        tokens = self.mean_of_processes((batch.Y_lens + 1).sum())
-        if not len(batch.lens):  # the other processes wait for gradients all the same
-            nothing = 0.0 * self.total_loss(dummy_batch(self, NOTHING, len(self.model.tokenizer)))
-            return self.in_update(nothing, tokens)
-        losses = self.losses(batch, tokens)
-        values = {f"train/{name}": value for name, value in losses._asdict().items()}
-        self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))
+        empty = not len(batch.lens)  # the other processes wait for gradients all the same
+        losses = self.losses(dummy_batch(self, NOTHING, len(self.model.tokenizer)) if empty else batch)
+        tokens = (batch.Y_lens + 1).sum()
+        self.add_train(tokens, {name: value for name, value in losses._asdict().items() if value is not None})
         return self.in_update(losses.total, tokens)
 
     def total_loss(self, batch: Batch) -> torch.Tensor:
         return self.losses(batch).total
 
-    def losses(self, batch: Batch, tokens: torch.Tensor | None = None) -> Losses:
+    def losses(self, batch: Batch) -> Losses:
         """The losses of a batch with all that training adds: speed, distortion, SpecAugment, dropout, CTC from layers
         between, a second view, expected word errors."""
         inputs, lens = batch.inputs, batch.lens
@@ -57,17 +54,15 @@ class SpeechTraining(Training):
         Y, Y_lens, loss = batch.Y, batch.Y_lens, self.config.loss
         if loss.consistency:
             X, X_lens, Y, Y_lens = (torch.cat([x, x]) for x in (X, X_lens, Y, Y_lens))
-            tokens = tokens if tokens is None else 2 * tokens
         if takes != "text":
             X = self.spec_augment(X, X_lens)
         transformer = self.model.transformer
         take_lens = lens_for_ctc(transformer, X_lens, Y_lens) if transformer.ctc else None
         output = transformer(X, X_lens, Y, Y_lens, loss.intermediate_ctc)
-        tokens = output.lens.sum() if tokens is None else tokens
-        losses = joint_loss(output, Y, Y_lens, loss, tokens, transformer.config.eos, take_lens)
+        losses = joint_loss(output, Y, Y_lens, loss, transformer.config.eos, take_lens)
         if not loss.mwer:
             return losses
-        errors = expected_word_errors(self.model, output, Y, Y_lens, loss.nbest) / tokens
+        errors = expected_word_errors(self.model, output, Y, Y_lens, loss.nbest) / output.lens.sum()
         return losses._replace(total=losses.total + loss.mwer * errors, word_errors=errors.detach())
 
     def validation_step(self, batch: Batch) -> None:
@@ -89,6 +84,6 @@ class SpeechTraining(Training):
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
         errors = word_errors(self.references, self.hypotheses)
-        counts = torch.tensor([errors.rate * errors.total, errors.total], dtype=torch.double, device=self.device)
+        counts = torch.tensor([100.0 * errors.edits, errors.total], dtype=torch.double, device=self.device)
         counts = self.trainer.strategy.reduce(counts, reduce_op="sum")
         self.log("dev/wer", torch.where(counts[1] > 0, counts[0] / counts[1], torch.inf).float())

@@ -39,14 +39,12 @@ class Pretraining(Training):
         self.masked_prediction = MaskedPrediction(model.encoder, config.features.dim, config.masked_prediction)
 
     def training_step(self, batch: Batch) -> torch.Tensor:
-        if not len(batch.lens):  # the other processes wait for gradients all the same
-            nothing = 0.0 * self.total_loss(dummy_batch(self, NOTHING))
-            return self.in_update(nothing, self.mean_of_processes(torch.zeros_like(nothing)))
-        found = self._predict(batch)
-        total, frames = self._total(found), self.mean_of_processes(found.frames)
-        values = {"train/total": total.detach(), "train/masked": found.masked_loss.detach()}
-        self.log_dict(values, on_step=True, on_epoch=True, batch_size=len(batch.lens))
-        return self.in_update(total * found.frames / frames.clamp(min=1), frames)
+        empty = not len(batch.lens)  # the other processes wait for gradients all the same
+        found = self._predict(dummy_batch(self, NOTHING) if empty else batch)
+        frames = torch.zeros_like(found.frames) if empty else found.frames
+        total = self._total(found)
+        self.add_train(frames, {"total": total, "masked": found.masked_loss})
+        return self.in_update(total, frames)
 
     def total_loss(self, batch: Batch) -> torch.Tensor:
         return self._total(self._predict(batch))

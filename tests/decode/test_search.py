@@ -181,7 +181,9 @@ def test_when_those_who_are_done_leave_the_batch_makes_no_difference(transformer
     for looks, leaving in [((1, 1), 100), ((1, 3), 1), ((8, 8), 100), ((1000, 1000), 1)]:
         monkeypatch.setattr("asr.decode.beam.LOOKS", {"cpu": looks})
         monkeypatch.setattr("asr.decode.beam.LEAVING", leaving)
-        for ours, theirs in zip(search_features(transformer, X, X_LENS, options, language_model), expected, strict=True):
+        for ours, theirs in zip(
+            search_features(transformer, X, X_LENS, options, language_model), expected, strict=True
+        ):
             assert [h.tokens for h in ours] == [h.tokens for h in theirs]
             assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
 

@@ -18,7 +18,7 @@ from asr.training.batches import LABELS, Bucket, EpochOrder, TimedLoader, make_b
 from asr.training.building import build_model, build_tokenizer
 from asr.training.conditions import Conditions
 from asr.training.config import DataConfig, SoundConfig
-from asr.training.data import SpeechData, memory_length
+from asr.training.data import SpeechData, memory_lengths
 from asr.training.resuming import Resumable
 from asr.training.run import train
 from tests.training.tones import options, write_corpus
@@ -48,12 +48,32 @@ def test_little_sound_has_few_buckets():
     assert make_buckets([2.0] * 96, 10) == [Bucket(2.0, 5)]
 
 
+def test_the_batches_of_an_epoch_are_counted_without_drawing_them(corpus, tmp_path):
+    for seconds in (4, 10, 60):
+        limits = (f"data.{name}={seconds}" for name in ("batch_seconds", "global_batch_seconds"))
+        config = options(corpus, tmp_path, "data.max_seconds=2", *limits)
+        data = SpeechData(config.data, seed=1)
+        data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+        for epoch in (0, 3):
+            sampler = data._train_sampler(world_size=1, rank=0)
+            sampler.set_epoch(epoch)
+            assert data.batches_per_epoch() == sum(1 for _ in sampler)
+
+
 @pytest.mark.parametrize(("devices", "each"), [(1, 300), (8, 300), (16, 300), (20, 240), (64, 75), (400, 30)])
 def test_many_devices_have_no_more_in_an_update_than_is_asked_for(devices, each):
     """As experiment=librispeech_960 has it; the longest utterance has a batch anyhow."""
     config = SoundConfig(["a"], ["b"], max_seconds=30, batch_seconds=300, global_batch_seconds=4800)
     assert config.seconds_on_each(devices) == each
     assert devices * each <= 4800 or each == config.max_seconds
+
+
+@pytest.mark.parametrize(("devices", "each"), [(1, 120), (2, 90), (3, 120), (4, 90), (5, 72), (16, 30)])
+def test_an_update_has_what_is_asked_for_on_any_number_of_devices(devices, each):
+    """As experiment=small has it: on two devices two batches each, not the one and a half that a batch allows."""
+    config = SoundConfig(["a"], ["b"], max_seconds=30, batch_seconds=120, global_batch_seconds=360)
+    assert config.seconds_on_each(devices) == each
+    assert (360 / (devices * each)).is_integer() or each == config.max_seconds
 
 
 @pytest.fixture
@@ -156,7 +176,7 @@ def test_what_the_encoder_has_no_positions_for_is_left_out(corpus, tmp_path, cap
     model = build_model(config, build_tokenizer(config.tokenizer, data.texts()))
 
     def most(cuts, speed):
-        return max(memory_length(cut, speed, model.front_end, model.transformer.encoder) for cut in cuts)
+        return max(memory_lengths(cuts, speed, model.front_end, model.transformer.encoder).values())
 
     slowest = min(config.data.speeds)
     assert most(data.train_cuts, slowest) > 22

@@ -1,3 +1,4 @@
+import types
 from dataclasses import replace
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 
 from asr.model.transformer import Output, Transformer
 from asr.text.tokenizer import EOS
+from asr.training.base import Training
 from asr.training.config import LossConfig
 from asr.training.loss import IGNORED, consistency_loss, joint_loss, lens_for_ctc, smoothed_cross_entropy, targets
 
@@ -84,11 +86,23 @@ def test_the_loss_of_a_batch_is_the_token_mean_of_its_parts():
     torch.testing.assert_close(joint_loss(*batch, LossConfig()).total * batch[0].lens.sum(), parts)
 
 
-def test_parts_divided_by_the_mean_of_their_tokens_average_to_the_whole():
+def test_what_each_process_minimises_averages_to_the_loss_of_the_whole(monkeypatch):
     batch = output()
-    mean = batch[0].lens.float().mean()
-    parts = [joint_loss(*part, LossConfig(), mean).total for part in each_alone(*batch)]
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda count: count.copy_(batch[0].lens.sum()))
+    process = types.SimpleNamespace(trainer=types.SimpleNamespace(world_size=2, accumulate_grad_batches=1))
+    parts = [
+        Training.in_update(process, joint_loss(*part, LossConfig()).total, part[0].lens.sum())
+        for part in each_alone(*batch)
+    ]
     torch.testing.assert_close(torch.stack(parts).mean(), joint_loss(*batch, LossConfig()).total)
+
+
+def test_what_a_training_is_without_has_no_loss():
+    out, Y, Y_lens = output()
+    assert joint_loss(out, Y, Y_lens, LossConfig()).consistency is None
+    without = joint_loss(out._replace(every_ctc=None), Y, Y_lens, LossConfig())
+    assert without.ctc is None and without.total == without.attention
 
 
 def two_views() -> tuple[Output, torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from asr.training.building import build_model, build_tokenizer
 from asr.training.data import SpeechData
-from asr.training.memory import LargestFirst, Size, largest_sizes, try_batch
+from asr.training.memory import NOTHING, LargestFirst, Size, dummy_batch, largest_sizes, try_batch
 from asr.training.module import SpeechTraining
 from asr.training.run import train
 from tests.training.tones import options
@@ -49,6 +49,28 @@ def test_matrices_are_not_played(tmp_path):
     assert played == as_it_is
 
 
+def test_of_texts_tokens_are_tried_and_no_more_than_have_positions(tmp_path):
+    pairs = [f'{{"id": "{i}", "source": "{"low high " * (i % 6 + 2)}", "text": "low"}}' for i in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(pairs))
+    kind = ["features.kind=text", "model.subsampler=embedding", "model.subsampling=1", "model.ctc=false"]
+    config = options(
+        *(tmp_path, tmp_path, f"data.train=[{tmp_path / 'pairs.jsonl'}]", f"data.dev=[{tmp_path / 'pairs.jsonl'}]"),
+        *(*kind, "validation.ctc_weight=0", "data.min_seconds=0", "tokenizer.kind=bpe", "tokenizer.vocab_size=14"),
+        *("model.positions=learned", "model.max_positions=46"),
+    )
+    data = SpeechData(config.data, seed=1)
+    model = build_model(config, build_tokenizer(config.tokenizer, data.texts()))
+    data.fit_to(model)
+    longest = max(len(model.tokenizer.encode(cut.custom["source"])) for cut in data.train_cuts)
+    assert longest < 46 < 100 * max(cut.duration for cut in data.train_cuts)  # characters
+    tried = largest_sizes(data)
+    assert longest <= round(100 * tried[0].seconds) < longest + 8
+    module = types.SimpleNamespace(model=model, device=torch.device("cpu"))
+    for size in (*tried, NOTHING):
+        batch = dummy_batch(module, size, len(model.tokenizer))
+        assert model.transformer(*model.front_end(batch.inputs, batch.lens), batch.Y, batch.Y_lens).lens.min() > 0
+
+
 def test_trying_changes_nothing(corpus, data, tmp_path, monkeypatch):
     without, _ = train(options(corpus, tmp_path / "without", "epochs=1", "model.dropout=0.1"))
     tried = []
@@ -66,7 +88,7 @@ def test_trying_changes_nothing(corpus, data, tmp_path, monkeypatch):
 
 
 def test_too_little_memory_is_told_before_the_first_update(corpus, tmp_path, monkeypatch):
-    def full(self, batch, tokens=None):
+    def full(self, batch):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(SpeechTraining, "losses", full)

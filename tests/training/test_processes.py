@@ -80,6 +80,10 @@ def trained(train, tmp_path_factory) -> tuple[Path, dict[str, subprocess.Complet
     return folder, {name: train(folder, folder / name, *two(name), "validate_every=2") for name in STRATEGIES}
 
 
+def epoch_losses(run: subprocess.CompletedProcess) -> list[float]:
+    return [float(loss) for loss in re.findall(r"epoch \d/4: loss ([\d.]+)", run.stderr)]
+
+
 def test_two_processes_arrive_where_one_does_at_once_or_by_halves(train, trained):
     folder, runs = trained
     runs = {"one": train(folder, folder / "one", "data.batch_seconds=4"), **runs}
@@ -94,6 +98,7 @@ def test_two_processes_arrive_where_one_does_at_once_or_by_halves(train, trained
         assert_same_weights(folder / name, folder / "one", atol=1e-3)
         assert run.stderr.count("epoch 4/4") == 1  # the first process speaks for all
         assert (folder / name / "model" / "model.safetensors").is_file()
+        assert epoch_losses(run) == pytest.approx(epoch_losses(runs["one"]), abs=1.1e-3)  # of three decimals
     [final] = {run.stderr.splitlines()[-1].split(" (")[0] for run in runs.values()}
     assert final.startswith("dev WER")
 
