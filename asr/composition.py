@@ -162,6 +162,10 @@ def ends_in_one_line(command: str) -> Iterator[None]:
         if error.code is not None:
             raise
         fail(command, "ended by SIGTERM; resume=true goes on", code=143)
+    except RuntimeError as error:  # torch.distributed's
+        if not re.search("closed by peer|reset by peer|Broken pipe", str(error)):
+            raise
+        fail(command, "another process of the training has ended; resume=true goes on", code=1)
 
 
 def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Override]) -> DictConfig:

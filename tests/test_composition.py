@@ -239,6 +239,13 @@ def test_a_training_that_was_told_to_end_is_no_success(capsys):
     assert capsys.readouterr().err == "asr.train: ended by SIGTERM; resume=true goes on\n"
 
 
+def test_what_the_end_of_another_process_leads_to_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended, ends_in_one_line("asr.train"):
+        raise RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "asr.train: another process of the training has ended; resume=true goes on\n"
+
+
 def test_an_interrupted_training_says_how_to_go_on(corpus, tmp_path, monkeypatch, capsys):
     def interrupted(*args):
         raise KeyboardInterrupt

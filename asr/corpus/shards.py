@@ -78,6 +78,9 @@ def read_shards(folder: str | Path) -> CutSet:
         for cut in cuts:
             source = cut.recording.sources[0]
             source.source = cut.custom["shard"] = f"{folder}/{source.source}"
+        if remote and cuts:
+            offset, _, shard = (cuts[0].custom[name] for name in PLACE)
+            fetch(shard, offset, offset + 1)  # a server may know whole files alone
         return CutSet.from_cuts(cuts)
 
 
@@ -92,8 +95,9 @@ def named(path: str | Path) -> Iterator[None]:
 
 def _index(folder: Path, prefix: str) -> Iterator[MonoCut]:
     """The cuts of all shards in a folder, with their tars (named after `prefix`) and where in them their sound lies."""
-    for path in sorted(folder.glob("recording.*.tar")):
-        metadata = path.with_name(path.name.replace("recording", "cuts", 1)).with_suffix(".jsonl.gz")
+    files = (*folder.glob("recording.*.tar"), *folder.glob("cuts.*.jsonl.gz"))  # a shard has both
+    for number in sorted({file.name.split(".")[1] for file in files}):
+        path, metadata = folder / f"recording.{number}.tar", folder / f"cuts.{number}.jsonl.gz"
         with named(path), tarfile.open(path, "r:") as tar:
             sounds = {m.name.rpartition(".")[0]: m for m in tar if not m.name.endswith((".json", ".nodata"))}
         with named(metadata):

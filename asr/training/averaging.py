@@ -48,6 +48,8 @@ class BestCheckpoints(ModelCheckpoint):
             if rank_zero_only.rank == 0:
                 for path in self.of_another_set:
                     path.replace(path.with_name(f"before-{path.name}"))
+                for path in Path(self.dirpath).glob(f"{trainer.current_epoch:03d}-*.ckpt"):
+                    path.unlink()  # of this epoch before a kill, after which it was repeated
             self.of_another_set = ()
         super().on_validation_end(trainer, pl_module)
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import Sampler
 
@@ -151,6 +152,14 @@ class LastCheckpoint(Checkpoint):
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._end)  # until the fit is over, when Lightning puts back what was there
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if main and trainer.state.fn == TrainerFn.VALIDATING:  # after the fit: nothing is to be saved
+            signal.signal(signal.SIGTERM, self._end_at_once)
+
+    def _end_at_once(self, number: int, _: object) -> NoReturn:
+        raise SIGTERMException
 
     def _end(self, number: int, _: object) -> None:
         if self.ending == number == signal.SIGINT:

@@ -146,9 +146,12 @@ def test_a_server_in_trouble_is_asked_again_and_then_given_up(cuts, tmp_path, se
         assert not list(iterate([cut]))  # left out, by name
 
 
-@pytest.mark.parametrize(("name", "content"), [("cuts.000000.jsonl.gz", None), ("recording.000000.tar", b"no tar")])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("cuts.000000.jsonl.gz", None), ("recording.000000.tar", b"no tar"), ("recording.000001.tar", None)],
+)
 def test_damaged_shards_are_one_line(cuts, tmp_path, name, content):
-    write_shards(cuts, tmp_path / "shards", size=7)
+    write_shards(cuts, tmp_path / "shards", size=4)
     path = tmp_path / "shards" / "shar" / name
     path.write_bytes(content) if content else path.unlink()
     with pytest.raises(ValueError, match=f"{name}: cannot be read"):
@@ -182,6 +185,10 @@ def test_a_server_that_sends_whole_files_is_refused(cuts, tmp_path, server, monk
     monkeypatch.setattr("tests.corpus.test_librispeech.Handler.parts", False)
     with pytest.raises(AudioError, match="gives no parts of a file"):
         read_cut(cut)
+    for file in (tmp_path / "shards").rglob("*.*"):
+        server.files[f"/{file.relative_to(tmp_path / 'shards')}"] = file.read_bytes()
+    with pytest.raises(ValueError, match="gives no parts of a file"):  # before any of it is trained on
+        open_corpus(server.url)
 
 
 def test_unreadable_sound_is_left_out(cuts, tmp_path, caplog):

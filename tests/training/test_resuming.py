@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asr.training.averaging import best_checkpoints
@@ -327,6 +328,34 @@ def test_with_another_dev_set_the_best_epochs_are_chosen_anew(corpus, tmp_path, 
     assert [path.name[:3] for path in best_checkpoints(tmp_path)] == ["002"]
     assert len(list((tmp_path / "checkpoints").glob("before-*"))) == 2  # nothing is lost
     assert "the dev set is not the one" in caplog.text
+
+
+def test_an_epoch_that_is_repeated_replaces_what_it_had_saved_before_a_kill(corpus, tmp_path):
+    train(options(corpus, tmp_path, "epochs=1", "validate_every=1"))
+    [best] = best_checkpoints(tmp_path)
+    shutil.copy(best, best.with_name("001-0.00.ckpt"))  # written before the kill, and last.ckpt was not
+    train(options(corpus, tmp_path, "epochs=2", "validate_every=1", "resume=true", "optimizer.lr=1e-9"))
+    assert "001-0.00.ckpt" not in {path.name for path in best_checkpoints(tmp_path)}
+
+
+def test_told_to_end_while_the_average_is_validated_it_ends_at_once(corpus, tmp_path, monkeypatch):
+    step, validated = SpeechTraining.validation_step, []
+
+    def told(self, batch):
+        if self.trainer.state.fn == "validate":
+            validated.append(batch)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch)
+
+    monkeypatch.setattr(SpeechTraining, "validation_step", told)
+    notified = []  # by a broadcast from wherever the signal interrupts
+    monkeypatch.setattr(_SignalConnector, "_sigterm_notifier_fn", lambda *_: notified.append(1))
+    config = options(corpus, tmp_path, "epochs=1", "data.batch_seconds=2", "data.max_seconds=2")
+    with pytest.raises(SystemExit):
+        train(config)
+    assert len(validated) == 1 and not notified
+    monkeypatch.undo()
+    train(replace(config, resume=True))
 
 
 @pytest.mark.parametrize("change", ["", "transcript", "normalizer"])
