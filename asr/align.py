@@ -31,14 +31,14 @@ def main(argv: list[str] | None = None) -> None:
     keep_inputs(args.corpus, args.out, args.ctm)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     from asr.corpus import open_corpus, write_cuts
-    from asr.decode.corpora import align_cuts
+    from asr.decode.corpora import align_cuts, seconds_of
 
     check_outputs(args.out, args.ctm)
     recognizer = load_model(args.model, args.device, language_model=None, batch_seconds=args.batch_seconds)
     cuts = open_corpus(args.corpus)
     if args.ctm and (twice := first_repeated(ctm_name(cut.id) for cut in cuts)):
         raise ValueError(f"--ctm: several of the utterances would be called {twice}")
-    with progress_bar(sum(cut.duration for cut in cuts)) as advance:
+    with progress_bar(sum(seconds_of(recognizer, cut) for cut in cuts)) as advance:
         aligned = align_cuts(recognizer, cuts, advance)
     write_cuts(aligned, args.out)
     words = [(cut.id, word) for cut in aligned for word in cut.supervisions[0].alignment["word"]]

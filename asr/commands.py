@@ -103,12 +103,16 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
 
 def load_model(model: str | None, device: str | None, **settings) -> Recognizer:
     """`Recognizer.load`, with a ValueError for a device that is not there."""
+    import torch
+
     from asr.decode import Recognizer
 
-    try:
-        return Recognizer.load(model, device, **settings)
-    except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device
-        raise ValueError(f"{f'--device {device}: ' if device else ''}{str(error).splitlines()[0]}") from None
+    if device:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device
+            raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
+    return Recognizer.load(model, device, **settings)
 
 
 @contextlib.contextmanager

@@ -89,12 +89,12 @@ def evaluate(
 
     Of several processes the first has the figures, the others None. Raises ValueError as `transcribe_cuts` does."""
     from asr.corpus import together
-    from asr.decode.corpora import rank_and_world, transcribe_together
+    from asr.decode.corpora import rank_and_world, seconds_of, transcribe_together
     from asr.decode.scoring import character_errors, sentence_error_rate
 
     cuts = together(corpora)
     rank, world = rank_and_world()  # the first shows how far it is with its share
-    with progress_bar(0.0 if rank else sum(cut.duration for cut in list(cuts)[::world])) as advance:
+    with progress_bar(0.0 if rank else sum(seconds_of(recognizer, cut) for cut in list(cuts)[::world])) as advance:
         done = transcribe_together(recognizer, cuts, advance, normalize)
     if done is None:
         return None

@@ -10,6 +10,7 @@ from asr import align
 from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE, read_audio, write_wav
 from asr.corpus import open_corpus
+from asr.decode import Recognizer
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.resources import resource
@@ -60,6 +61,25 @@ def test_batches_do_not_change_the_times(corpus):
     one, all_ = (list(CutSet.from_file(corpus / f"{seconds}.jsonl.gz")) for seconds in (1, 100))
     for a, b in zip(one, all_, strict=True):
         assert a.supervisions[0].alignment == b.supervisions[0].alignment
+
+
+def test_words_of_slow_matrices_lie_within_their_cuts(tmp_path, tiny_config, monkeypatch):
+    """A frame of 40 ms is a hundredth of a second of its cut, and four of a batch."""
+    for i in range(4):
+        np.save(tmp_path / f"{i}.npy", np.random.default_rng(i).normal(0, 1, (500, 80)).astype(np.float32))
+        (tmp_path / f"{i}.txt").write_text("one two three")
+    features = FeatureConfig(kind="matrix", dim=80, hop_ms=40, window_ms=40)
+    SpeechModel(features, Transformer(tiny_config), CharTokenizer(LETTERS)).save(tmp_path / "model")
+    batches, aligned = [], Recognizer.align
+    monkeypatch.setattr(
+        Recognizer, "align", lambda self, inputs, texts: batches.append(len(inputs)) or aligned(self, inputs, texts)
+    )
+    out = tmp_path / "aligned.jsonl.gz"
+    align.main([str(tmp_path), "--out", str(out), "--model", str(tmp_path / "model"), "--batch-seconds", "40"])
+    assert batches == [2, 2]
+    for cut in CutSet.from_file(out):
+        words = cut.supervisions[0].alignment["word"]
+        assert cut.duration == 5.0 and 0 < words[-1].end <= cut.duration
 
 
 @pytest.mark.parametrize(

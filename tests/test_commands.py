@@ -12,10 +12,11 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 
 from asr import evaluate, transcribe
 from asr.audio.features import FeatureConfig
-from asr.commands import load_recognizer, progress_bar
+from asr.commands import load_model, load_recognizer, progress_bar
 from asr.decode import DecodeOptions
 from asr.decode.tuning import save_tuning
 from asr.model.language_model import LanguageModel, TextModel
@@ -54,6 +55,16 @@ def test_help_answers_at_once():
         after = os.times()  # of the processor: whatever runs beside it takes the clock's
         took.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert 0 < min(took) < 0.3
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("shape '[2, 3]'")])
+def test_what_fails_while_a_model_is_loaded_is_no_wrong_device(monkeypatch, error):
+    def broken(*args, **settings):
+        raise error
+
+    monkeypatch.setattr("asr.decode.Recognizer.load", broken)
+    with pytest.raises(type(error)):
+        load_model(None, "cpu")
 
 
 def test_importing_asr_loads_nothing_heavy():

@@ -10,7 +10,7 @@ from lhotse import MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 from lhotse.utils import fastcopy
 
-from asr.corpus.utterances import input_kind
+from asr.corpus.utterances import word_times
 from asr.text.words import join_words
 
 MARGIN = 0.3  # seconds of a pause that stay at either side of an utterance, at most
@@ -24,9 +24,7 @@ def segment(cut: MonoCut, longest: float) -> Iterator[MonoCut]:
 
     A word that is longer by itself is a part of its own. Raises ValueError for a cut without sound or without the times
     of its words."""
-    words = (cut.supervisions[0].alignment or {}).get("word")
-    if input_kind(cut) != "sound" or not words:
-        raise ValueError(f"{cut.id}: the times of its words are not known (asr.align finds them)")
+    words = word_times(cut)
     places = [0.0, *(before.end / 2 + after.start / 2 for before, after in pairwise(words)), cut.duration]
     first = 0
     while first < len(words):

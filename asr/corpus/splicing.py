@@ -18,7 +18,7 @@ import numpy as np
 from lhotse import MonoCut
 
 from asr.audio.reading import SAMPLE_RATE
-from asr.corpus.utterances import Skipped, input_kind, iterate, read_cut
+from asr.corpus.utterances import Skipped, iterate, read_cut, word_times
 from asr.text.words import join_words
 
 EDGE = ""  # stands before the first word and after the last
@@ -136,9 +136,7 @@ def quietest(samples: np.ndarray, first: int, end: int) -> int:
 
 def _words(cut: MonoCut, samples: np.ndarray) -> list[Spoken]:
     """The words of a cut, each from the quietest place before it to the quietest after it."""
-    items = (cut.supervisions[0].alignment or {}).get("word")
-    if input_kind(cut) != "sound" or not items:
-        raise ValueError(f"{cut.id}: the times of its words are not known (asr.align finds them)")
+    items = word_times(cut)
     reaches = [min(REACH, item.duration / 2) for item in items]
     ends = [0.0, *(item.end - reach for item, reach in zip(items, reaches, strict=True))]
     starts = [*(item.start + reach for item, reach in zip(items, reaches, strict=True)), len(samples) / SAMPLE_RATE]

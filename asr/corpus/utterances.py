@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from fsspec.core import url_to_fs
 from lhotse import AudioSource, CutSet, MonoCut, Recording, SupervisionSegment
+from lhotse.supervision import AlignmentItem
 from lhotse.utils import fastcopy
 
 from asr.audio.reading import (
@@ -154,6 +155,15 @@ def input_kind(cut: MonoCut) -> str:
     """What is to be transcribed: sound, matrix or text."""
     custom = {} if cut.recording else cut.custom or {}  # beside sound they say what they like
     return "matrix" if "matrix" in custom else "text" if "source" in custom else "sound"
+
+
+def word_times(cut: MonoCut) -> list[AlignmentItem]:
+    """When each word of a cut is said. Raises ValueError for a cut without sound, or without the times of its words."""
+    if (kind := input_kind(cut)) != "sound":
+        raise ValueError(f"{cut.id}: sound alone can be cut, and this is {kind}")
+    if not (words := (cut.supervisions[0].alignment or {}).get("word")):
+        raise ValueError(f"{cut.id}: the times of its words are not known (asr.align finds them)")
+    return words
 
 
 def read_cut(cut: MonoCut) -> np.ndarray | str:

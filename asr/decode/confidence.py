@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 ITERATIONS = 50  # of Newton's method; it needs about eight
+BINS = 10
 RIDGE = 1e-3  # keeps the weights finite where the words can be told apart without error
 
 
@@ -51,11 +52,11 @@ def word_confidences(token_scores: Sequence[Sequence[float]], calibration: Calib
     return _logistic(X @ np.array([calibration.bias, calibration.mean, calibration.least]))
 
 
-def expected_calibration_error(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> float:
-    """Mean distance of confidence and rate of right words over bins of equal width, weighted by their words."""
+def expected_calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> float:
+    """Mean distance of confidence and rate of right words over `BINS` of equal width, weighted by their words."""
     confidence, truth = np.asarray(confidences, float), np.asarray(right, float)
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
-    gaps = [abs((confidence[place == b] - truth[place == b]).sum()) for b in range(bins)]
+    place = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = [abs((confidence[place == b] - truth[place == b]).sum()) for b in range(BINS)]
     return float(sum(gaps) / max(1, len(truth)))
 
 

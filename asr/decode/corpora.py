@@ -14,6 +14,7 @@ import torch.distributed
 from lhotse import CutSet, MonoCut
 from lhotse.supervision import AlignmentItem
 
+from asr.audio.reading import STEPS_PER_SECOND
 from asr.corpus import Skipped, input_kind, iterate
 from asr.decode.recognizer import Recognizer
 from asr.decode.transcript import Transcript
@@ -30,6 +31,11 @@ class Transcribed(NamedTuple):
     hypotheses: list[str]  # normalised
     transcripts: list[Transcript]
     seconds: float  # that it took
+
+
+def seconds_of(recognizer: Recognizer, cut: MonoCut) -> float:
+    """What the recogniser counts a cut as: a matrix of T frames lasts T / 100 s in its cut, whatever its hop."""
+    return cut.duration * STEPS_PER_SECOND / recognizer.rate if recognizer.takes == "matrix" else cut.duration
 
 
 def iterate_for(recognizer: Recognizer, cuts: Iterable[MonoCut]) -> Iterator[tuple[MonoCut, np.ndarray | str]]:
@@ -130,7 +136,7 @@ def rank_and_world() -> tuple[int, int]:
 def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None) -> CutSet:
     """The cuts with the times of their words, which the model's normaliser has normalised. What cannot be read, is
     silent, too long for the model or too short for its transcript, or has none, is reported by name and left out.
-    `progress` is told the seconds done.
+    `progress` is told the seconds done. Times are those of the cut.
 
     Raises ValueError where the model cannot take what was read or has no CTC, or nothing could be aligned."""
     skipped, aligned = Skipped("aligning"), set()
@@ -141,11 +147,12 @@ def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float],
             if not words:
                 skipped.add(cut.id, "silent, or too short for its transcript" if words is None else "no transcript")
                 continue
-            items = [AlignmentItem(word.text, word.start, word.end - word.start) for word in words]
+            scale = cut.duration / seconds_of(recognizer, cut)
+            items = [AlignmentItem(word.text, scale * word.start, scale * (word.end - word.start)) for word in words]
             cut.supervisions[0].alignment = {"word": items}
             aligned.add(cut.id)
         if progress:
-            progress(sum(cut.duration for cut, _ in batch))
+            progress(sum(seconds_of(recognizer, cut) for cut, _ in batch))
     skipped.report()
     if not aligned:
         raise ValueError("no utterance could be aligned")
@@ -159,7 +166,7 @@ def _of_a_length(recognizer: Recognizer, cuts: CutSet, skipped: Skipped) -> Iter
         if reason := recognizer.too_long(len(sound)):
             skipped.add(cut.id, reason)
             continue
-        if batch and (len(batch) + 1) * cut.duration > recognizer.batch_seconds:
+        if batch and (len(batch) + 1) * seconds_of(recognizer, cut) > recognizer.batch_seconds:
             yield batch
             batch = []
         batch.append((cut, sound))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -152,17 +152,6 @@ class ModelConfig:
         if name not in PRESETS:
             raise ValueError(f"model: {name!r} is not one of {', '.join(PRESETS)}")
         return replace(PRESETS[name], **overrides)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """The inverse of `to_dict`. Raises ValueError for a field that this version does not know."""
-        unknown = set(values) - {field.name for field in fields(cls)}
-        if unknown:
-            raise ValueError(f"model: unknown field {', '.join(sorted(unknown))}")
-        return cls(**values)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 PRESETS = {

@@ -10,7 +10,7 @@ from torch import nn
 from asr.audio.features import FeatureConfig, FrontEnd
 from asr.model.config import ModelConfig
 from asr.model.encoder import Encoder, check_front_end
-from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
+from asr.model.folder import WithoutStartValues, described, load_weights, write_folder
 
 
 class EncoderModel(nn.Module):
@@ -24,14 +24,14 @@ class EncoderModel(nn.Module):
 
     def save(self, folder: str | Path, dtype: str = "float32") -> None:
         """Writes the model folder; `dtype` is that of the weights on disk."""
-        description = {"features": asdict(self.front_end.config), "encoder": self.encoder.config.to_dict()}
+        description = {"features": asdict(self.front_end.config), "encoder": asdict(self.encoder.config)}
         write_folder(folder, self, description, dtype)
 
     @classmethod
     def load(cls, folder: str | Path) -> EncoderModel:
         """The encoder of a folder, in float32. Raises ModelError for what is none."""
-        with read_folder(folder, "encoder") as (description, weights):
+        with described(folder, "encoder") as description:
             with WithoutStartValues():
-                model = cls(FeatureConfig(**description["features"]), ModelConfig.from_dict(description["encoder"]))
-            load_weights(model, weights)
+                model = cls(FeatureConfig(**description["features"]), ModelConfig(**description["encoder"]))
+            load_weights(model, folder)
         return model

@@ -92,9 +92,9 @@ class WithoutStartValues(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def read_folder(folder: str | Path, *kinds: str) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
-    """The description and the weights of a folder that holds one of `kinds`; whatever proves wrong with them, inside
-    the block, too, is a ModelError."""
+def described(folder: str | Path, *kinds: str) -> Iterator[dict[str, Any]]:
+    """What `config.json` says of a folder that holds one of `kinds`; whatever proves wrong with the folder, inside the
+    block, too, is a ModelError."""
     folder = Path(folder)
     try:
         description = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -102,7 +102,7 @@ def read_folder(folder: str | Path, *kinds: str) -> Iterator[tuple[dict[str, Any
         if other:
             wanted = " or ".join(KINDS[kind].partition(" (")[0] for kind in kinds)
             raise ModelError(f"{folder}: this is {KINDS[other]}, not {wanted}")
-        yield description, _read_tensors(folder / WEIGHTS)
+        yield description
     except ModelError:
         raise
     except FileNotFoundError as error:
@@ -115,8 +115,10 @@ def read_folder(folder: str | Path, *kinds: str) -> Iterator[tuple[dict[str, Any
         raise ModelError(f"{folder}: not a model that this version reads ({reason})") from None
 
 
-def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copies stored weights into `module`; a tensor that it holds under several names is stored under the first."""
+def load_weights(module: nn.Module, folder: str | Path) -> None:
+    """Copies the weights of a folder into `module`; a tensor that it holds under several names is stored under the
+    first."""
+    weights = _read_tensors(Path(folder) / WEIGHTS)
     first = {parameter: name for name, parameter in module.named_parameters()}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name not in weights and first[parameter] in weights:

@@ -5,7 +5,7 @@ Its folder is like a recogniser's: `model.safetensors`, `config.json` and the to
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from asr.model.cache import AttentionCache
 from asr.model.config import ModelConfig
 from asr.model.decoder import TokenStack
 from asr.model.flash_attention import lens_for_kernels
-from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
+from asr.model.folder import WithoutStartValues, described, load_weights, write_folder
 from asr.model.layers import TransformerEncoderLayer
 from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.text.tokenizer import Tokenizer
@@ -62,17 +62,17 @@ class TextModel(nn.Module):
 
     def save(self, folder: str | Path, dtype: str = "float32") -> None:
         """Writes the model folder; `dtype` is that of the weights on disk."""
-        description = {"language_model": self.transformer.config.to_dict(), "normalizer": self.normalizer_name}
+        description = {"language_model": asdict(self.transformer.config), "normalizer": self.normalizer_name}
         write_folder(folder, self.transformer, description, dtype)
         save_tokenizer(self.tokenizer, folder)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> TextModel:
         """The language model of a folder, in float32 and evaluation mode. Raises ModelError for what is none."""
-        with read_folder(folder, "language_model") as (description, weights):
+        with described(folder, "language_model") as description:
             with WithoutStartValues():
-                transformer = LanguageModel(ModelConfig.from_dict(description["language_model"]))
+                transformer = LanguageModel(ModelConfig(**description["language_model"]))
             tokenizer = load_tokenizer(folder, transformer.config.vocab_size)
             model = cls(transformer, tokenizer, description["normalizer"])
-            load_weights(transformer, weights)
+            load_weights(transformer, folder)
         return model.to(device).eval()

@@ -16,7 +16,7 @@ from asr.audio.features import FeatureConfig, FrontEnd
 from asr.model.bigram import FILE, Bigram
 from asr.model.config import ModelConfig
 from asr.model.encoder import check_front_end
-from asr.model.folder import WithoutStartValues, load_weights, read_folder, write_folder
+from asr.model.folder import WithoutStartValues, described, load_weights, write_folder
 from asr.model.transformer import Output, Transformer
 from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.text.normalizer import get_normalizer
@@ -52,7 +52,7 @@ class SpeechModel(nn.Module):
         """Writes the model folder; `dtype` is that of the Transformer's weights on disk."""
         description = {
             "features": asdict(self.front_end.config),
-            "model": self.transformer.config.to_dict(),
+            "model": asdict(self.transformer.config),
             "normalizer": self.normalizer_name,
             "trained_seconds": self.trained_seconds,
         }
@@ -66,13 +66,13 @@ class SpeechModel(nn.Module):
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> SpeechModel:
         """The model of a folder, in float32 and evaluation mode. Raises ModelError saying what is wrong with it."""
-        with read_folder(folder, "model") as (description, weights):
+        with described(folder, "model") as description:
             with WithoutStartValues():
-                transformer = Transformer(ModelConfig.from_dict(description["model"]))
+                transformer = Transformer(ModelConfig(**description["model"]))
             features = FeatureConfig(**description["features"])
             tokenizer = load_tokenizer(folder, transformer.config.vocab_size)
             model = cls(features, transformer, tokenizer, description["normalizer"])
-            load_weights(model, weights)
+            load_weights(model, folder)
             model.trained_seconds = description.get("trained_seconds")
             transformer.bigram = Bigram.load(folder, transformer.config.vocab_size)
         return model.to(device).eval()

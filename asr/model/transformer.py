@@ -52,11 +52,11 @@ class Transformer(nn.Module):
         outputs: list[Tensor] = []
         memory, memory_lens = self.encoder(X, X_lens, outputs=outputs if intermediate else None)
         depth = self.config.encoder_layers
-        chosen = [depth * i // (intermediate + 1) for i in range(1, intermediate + 1)]
+        chosen = sorted({depth * i // (intermediate + 1) for i in range(1, intermediate + 1)} - {0})
         log_probs = self.decoder.teacher_forced(Y, memory, memory_lens)
         every_ctc = None
         if self.ctc:
-            between = (self.encoder.norm(outputs[layer - 1]) for layer in chosen if layer > 0)
+            between = (self.encoder.norm(outputs[layer - 1]) for layer in chosen)
             every_ctc = self.ctc_log_probs(torch.stack([memory, *between]))
         return Output(log_probs, Y_lens + 1, every_ctc, memory, memory_lens)
 

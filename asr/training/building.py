@@ -10,7 +10,7 @@ from torch import nn
 from asr.model.config import ModelConfig
 from asr.model.deepening import deepen
 from asr.model.encoder_model import EncoderModel
-from asr.model.folder import ModelError, read_folder
+from asr.model.folder import ModelError, described
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -50,7 +50,7 @@ def writing_of(folder: str) -> Writing:
     """How the model in `folder` writes. Raises ValueError for what is no model, and for another toolkit's tokenizer,
     which has no blank."""
     try:
-        with read_folder(folder, "model", "language_model") as (description, _):
+        with described(folder, "model", "language_model") as description:
             writing = Writing(load_tokenizer(folder), description["normalizer"])
     except ModelError as error:
         raise ValueError(f"tokenizer.folder: {error}") from None
@@ -68,7 +68,7 @@ def build_model(config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
 def load_origin(config: TrainConfig) -> SpeechModel | EncoderModel:
     """The recogniser or the encoder that `config.init_from` names. Raises ModelError for what is neither, ValueError
     for options that need a recogniser."""
-    with read_folder(config.init_from, "model", "encoder") as (description, _):
+    with described(config.init_from, "model", "encoder") as description:
         is_encoder = "encoder" in description
     if not is_encoder:
         return SpeechModel.load(config.init_from)

@@ -8,6 +8,7 @@ import lzma
 import random
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ class TextData(ResumableData):
         if not self.train_lines or not self.dev_lines:
             raise ValueError(f"data.train and data.dev: no line with text of up to {self.limit}")
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Of the training text, the end of each line included."""
         return sum(len(line) + 1 for line in self.train_lines)

@@ -61,7 +61,7 @@ def test_silence_around_all_of_it_is_left_out():
 def test_a_matrix_is_not_cut(tmp_path):
     cut = talk([0.1])
     cut.recording, cut.custom = None, {"matrix": str(tmp_path / "a.npy"), "width": 8}
-    with pytest.raises(ValueError, match="talk: the times of its words are not known"):
+    with pytest.raises(ValueError, match="talk: sound alone can be cut, and this is matrix"):
         next(segment(cut, 10.0))
 
 
