@@ -21,10 +21,8 @@ def load(model: str | Path | None = None, device: str | None = None, **settings)
     """The recogniser of a model folder (None: the model that ships) on a device (None: a GPU where there is one).
 
     "whisper:PATH" is another toolkit's checkpoint, as `asr.model.foreign` imports it.
-    `settings` as in asr.decode.Recognizer: `options` (asr.decode.DecodeOptions), `language_model`, `ngram`,
-    `precision`, `batch_seconds`, `piece_seconds`, `attention_window`, `word_times`, `int8`; or single options of the
-    search, where the others are to stay as they were tuned for the model: `beam_size`, `nbest`, `lm_weight`, `phrases`,
-    ...
+    `settings` are the arguments of asr.decode.Recognizer, and any field of asr.decode.DecodeOptions (`beam_size`,
+    `nbest`, `lm_weight`, `phrases`, ...), where the others are to stay as they were tuned for the model.
 
     Raises asr.model.folder.ModelError."""
     from asr.decode.recognizer import Recognizer  # `import asr` itself loads nothing

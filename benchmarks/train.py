@@ -256,7 +256,7 @@ def main() -> None:
 
         print(json.dumps(measure(*args.row, args)))
         return
-    from asr.decode.precision import best_precision
+    from asr.model.autocast import best_precision
 
     on_gpu = args.device == "cuda"
     precisions = ["bfloat16"] if best_precision(args.device) == "bfloat16" else []

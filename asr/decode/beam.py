@@ -105,17 +105,18 @@ class BeamSearch:
 
     def run(self) -> list[list[Hypothesis]]:
         """The `options.nbest` best hypotheses of each utterance, best first."""
-        for step in range(1, self.most + 2):
-            self.advance(step - 1)
-            if step % self.look_at_done == 0:
-                done = self._done(step)
+        for step in range(self.most + 1):
+            self.advance(step)
+            length = step + 1
+            if length % self.look_at_done == 0:
+                done = self._done(length)
                 count = int(done.sum())
                 if count * LEAVING >= len(done):
                     self._collect(done)
                     if count == len(done):
                         return self.found
                     self._keep((~done).nonzero()[:, 0])
-            if step % self.look_at_past == 0:
+            if length % self.look_at_past == 0:
                 self.compact()
         self._collect(torch.ones_like(self.places, dtype=torch.bool))
         return self.found
@@ -257,12 +258,12 @@ class BeamSearch:
         lens = torch.cat([ended.lens, torch.full_like(ended.lens, step)], dim=1)
         self.ended = Ended(select_rows(tokens, index), select_rows(scores, index), lens.gather(1, index), best)
 
-    def _done(self, step: int) -> Tensor:
-        """Which utterances `(B,)` do not change their n-best any more: log-probabilities only fall, but for what
-        bonuses and a subtracted score may bring back."""
+    def _done(self, length: int) -> Tensor:
+        """Which utterances `(B,)`, whose hypotheses have so many tokens, do not change their n-best any more:
+        log-probabilities only fall, but for what bonuses and a subtracted score may bring back."""
         best = self.running.scores[:, 0, -1] + (0.0 if self.ilm is None else RISE)
         bonus = max(self.options.length_bonus, 0.0) + (self.options.phrase_weight if self.phrases else 0.0)
-        to_come = (self.limit - step).clamp(0, CATCHING_UP) * bonus
+        to_come = (self.limit - length).clamp(0, CATCHING_UP) * bonus
         return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= LOG_ZERO)
 
     def _keep(self, utterances: Tensor) -> None:

@@ -78,11 +78,11 @@ def pack(model: nn.Module) -> nn.Module:
     """The bfloat16 model with its layers packed, in place: for inference alone, and no longer to be saved."""
     across = [layer.cross_attention for layer in model.modules() if isinstance(layer, TransformerDecoderLayer)]
     for attention in list(model.modules()):
-        if isinstance(attention, MultiHeadAttention) and attention not in across and attention.joint is None:
+        if isinstance(attention, MultiHeadAttention) and attention not in across and attention.fused is None:
             linears = attention.query, attention.key, attention.value
             biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
             linear = PackedLinear(torch.cat([x.weight for x in linears]), torch.cat(biases))
-            attention.joint = Together(linear, [x.out_features for x in linears])
+            attention.fused = Together(linear, [x.out_features for x in linears])
             del attention.query, attention.key, attention.value
     for parent in list(model.modules()):
         names = [name for name, _ in parent.named_children()]

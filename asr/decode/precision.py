@@ -6,17 +6,11 @@ import torch
 
 from asr.decode.packing import Packed, can_pack, pack
 from asr.decode.quantization import QuantizedNorm, can_quantize, quantize
+from asr.model.autocast import best_precision
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
 PRECISIONS = ("auto", "float32", "bfloat16", "int8")
-
-
-def best_precision(device: torch.device | str) -> str:
-    """bfloat16 where the hardware multiplies it quickly (AVX512-BF16, AMX, GPUs from Ampere on), else float32."""
-    if torch.device(device).type == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
 
 
 def with_precision(model: Transformer | LanguageModel, precision: str) -> Transformer | LanguageModel:

@@ -127,7 +127,7 @@ def _quantize(sublayer: nn.Module, folded: list[tuple[Tensor, Tensor]], steps: T
     else:
         weights, biases = zip(*folded, strict=True)
         linear = QuantizedLinear(torch.cat(weights), torch.cat(biases), 1.0, ZERO, (1.0, 0, dtype))
-        sublayer.joint = Together(linear, [len(weight) for weight in weights])
+        sublayer.fused = Together(linear, [len(weight) for weight in weights])
         del sublayer.query, sublayer.key, sublayer.value
 
 

@@ -16,7 +16,7 @@ from asr.model.layers import (
 from asr.model.local_attention import local_attention
 from asr.model.masks import causal_mask, length_mask, window_mask
 from asr.model.positions import Positions, rotate, sinusoids
-from asr.model.subsampling import ConvSubsampling, LinearFrontEnd, TokenEmbedding
+from asr.model.subsampling import ConvSubsampling, LinearSubsampling, TokenEmbedding
 from asr.model.transformer import Output, Transformer
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "DecoderState",
     "Encoder",
     "FeedForward",
-    "LinearFrontEnd",
+    "LinearSubsampling",
     "ModelConfig",
     "MultiHeadAttention",
     "Output",

@@ -44,8 +44,10 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias and config.key_bias)
         self.value = nn.Linear(D, H * config.value_dim, bias=config.attention_bias)
         self.output = nn.Linear(H * config.value_dim, D, bias=config.attention_bias)
-        self.apart = False  # the first three are no single product, which they are on a GPU (asr.training.sharding)
-        self.joint: nn.Module | None = None  # gives what the first three give, in one product (asr.decode.packing)
+        # the first three as one product: on a GPU of their weights, laid side by side each time (not where they are
+        # shared out, asr.training.sharding); on a CPU by a layer that has all of them (asr.decode.packing)
+        self.fuse_projections = True
+        self.fused: nn.Module | None = None
         self.dropout = Dropout(config.dropout)
         widths = (config.key_dim, config.key_dim, config.value_dim, config.value_dim)
         for linear, width in zip((self.query, self.key, self.value, self.output), widths, strict=True):
@@ -62,15 +64,17 @@ class MultiHeadAttention(nn.Module):
         key_value: Tensor | None = None,
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
-        lens: Tensor | None = None,
+        kernel_lens: Tensor | None = None,
     ) -> Tensor:
         """`query (B, L_q, D)` attends to `key_value (B, L_k, D)`, or to itself (None) -> `(B, L_q, D)`; `mask` as in
-        `attention_weights`, and `lens`, where it hides the padding alone or is causal, as in `lens_for_kernels`.
+        `attention_weights`. `kernel_lens (B,)`: how many keys there are before the padding, where a GPU's kernels can
+        run (`lens_for_kernels`) and `mask` hides the padding alone, else None; causal self-attention asks only whether
+        it is given.
 
         Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
-        simple = lens is not None and weights is None and not self.window
+        simple = kernel_lens is not None and weights is None and not self.window
         if simple and fits(query, self.key_dim, self.value_dim):
-            return self._flash(query, key_value, lens)
+            return self._flash(query, key_value, kernel_lens)
         if key_value is None:
             return self._weigh(*self._project_all(query), mask, weights, self.causal)
         return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
@@ -101,7 +105,7 @@ class MultiHeadAttention(nn.Module):
 
     def _project_all(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of self-attention `(B, H, L, d)`; `positions (L,)` as in `rotate`."""
-        projected = self.joint(x) if self.joint else (self.query(x), self.key(x), self.value(x))
+        projected = self.fused(x) if self.fused else (self.query(x), self.key(x), self.value(x))
         Q, K, V = map(self._split, projected)
         return (rotate(Q, positions), rotate(K, positions), V) if self.rotary else (Q, K, V)
 
@@ -128,10 +132,10 @@ class MultiHeadAttention(nn.Module):
             heads = scaled_dot_product_attention(Q, K, V, mask, self.dropout, causal)
         return self.output(heads.transpose(1, 2).flatten(2))
 
-    def _flash(self, query: Tensor, key_value: Tensor | None, lens: Tensor) -> Tensor:
+    def _flash(self, query: Tensor, key_value: Tensor | None, kernel_lens: Tensor) -> Tensor:
         """`forward` by the kernels of `asr.model.flash_attention`."""
         k = v = None
-        if self.rotary or self.apart:
+        if self.rotary or not self.fuse_projections:
             if key_value is None:
                 parts = self._project_all(query)
             else:
@@ -142,7 +146,7 @@ class MultiHeadAttention(nn.Module):
         else:
             q, k = self._together(query, self.query), self._together(key_value, self.key, self.value)
         p = self.dropout.p if self.dropout.training else 0.0
-        seen = None if self.causal and key_value is None else lens
+        seen = None if self.causal and key_value is None else kernel_lens
         return self.output(flash_attention(q, k, v, self.num_heads, seen, p).flatten(2))
 
     def _together(self, x: Tensor, *linears: nn.Linear) -> Tensor:

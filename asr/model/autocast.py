@@ -1,9 +1,16 @@
-"""The type in which autocast multiplies, where it is on."""
+"""Which type is quick, and in which autocast multiplies, where it is on."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def best_precision(device: torch.device | str) -> str:
+    """bfloat16 where the hardware multiplies it quickly (AVX512-BF16, AMX, GPUs from Ampere on), else float32."""
+    if torch.device(device).type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
 
 
 def dtype_of_products(x: Tensor) -> torch.dtype:

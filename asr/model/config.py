@@ -19,9 +19,9 @@ CHOICES = {
     "attention_init": ("xavier_uniform", "xavier_normal"),
 }
 POSITIVE = (
-    *("input_dim", "d_model", "encoder_layers", "decoder_layers", "num_heads", "d_k", "d_v", "ffn_dim"),
-    *("subsampling_channels", "max_positions"),
-)
+    "input_dim", "d_model", "encoder_layers", "decoder_layers", "num_heads", "d_k", "d_v", "ffn_dim",
+    "subsampling_channels", "max_positions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -96,10 +96,10 @@ class Decoder(TokenStack):
         `weights` collects each layer's attention to the memory `(B, H, T', M)`."""
         memory, size = to_autocast_dtype(memory), memory.shape[1]
         memory_mask = length_mask(memory_lens, size)
-        lens = lens_for_kernels(memory_lens)
+        kernel_lens = lens_for_kernels(memory_lens)
         x = self.embed(Y_in)
         for layer in self.layers:
-            x = layer(x, memory, memory_mask, weights, lens)
+            x = layer(x, memory, memory_mask, weights, kernel_lens)
         return self.log_posteriors(x)
 
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:

@@ -47,10 +47,10 @@ def _backward(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
     D, _, K = weight.shape
     stride, padding, dilation, transposed, output_padding = [1, 1], [0, K // 2], [1, 1], False, [0, 0]
     of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
-        *(_image(gradient), _image(x), _kernel(weight), [D]),
-        *(stride, padding, dilation, transposed, output_padding, D),
+        _image(gradient), _image(x), _kernel(weight), [D],
+        stride, padding, dilation, transposed, output_padding, D,
         [True, True, True],
-    )
+    )  # fmt: skip
     return of_x.squeeze(2).transpose(1, 2).contiguous(), of_weight.view(D, 1, K), of_bias
 
 

@@ -41,10 +41,10 @@ class Encoder(nn.Module):
         what each layer gives, before the norm that ends the stack, `(B, M, D)`."""
         x, lens = self.subsampling(X.to(self.subsampling.dtype), X_lens)
         size = x.shape[1]
-        mask, for_kernels = length_mask(lens, size), lens_for_kernels(lens)
+        mask, kernel_lens = length_mask(lens, size), lens_for_kernels(lens)
         x = self.positions(x)
         for layer in self.layers:
-            x = layer(x, mask, weights, for_kernels)
+            x = layer(x, mask, weights, kernel_lens)
             if outputs is not None:
                 outputs.append(x)
         return self.norm(x), lens

@@ -30,7 +30,7 @@ BLOCKS = {"forward": (64, OF_QUERIES), "backward_of_queries": (64, OF_QUERIES), 
 
 
 def lens_for_kernels(lens: Tensor) -> Tensor | None:
-    """What attention is told of the lengths `(B,)`; None: this device has no such kernels, and a mask says it all."""
+    """The lengths `(B,)`, where the kernels run on their device, else None."""
     return lens if lens.is_cuda and _runs_kernels(lens.device) else None
 
 

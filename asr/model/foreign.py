@@ -77,7 +77,7 @@ FIELDS = {
     "ffn_dim": "encoder_ffn_dim",
     "max_positions": "max_target_positions",
 }
-UNREADABLE = (*(KeyError, TypeError, ValueError, AttributeError, IndexError, EOFError, RuntimeError, SafetensorError),)
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, EOFError, RuntimeError, SafetensorError)
 WINDOW = 30.0  # seconds that Whisper hears at once
 ENCODER_POSITIONS = ("model.encoder.embed_positions.weight", "encoder.positional_embedding")  # HUGGING_FACE, OPENAI
 OUTPUT, EMBEDDING = "decoder.output.weight", "decoder.embedding.weight"  # one matrix

@@ -33,9 +33,9 @@ class LanguageModel(TokenStack):
     def forward(self, Y_in: Tensor) -> Tensor:
         """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32."""
         x = self.embed(Y_in)
-        lens = lens_for_kernels(Y_in.new_full((len(Y_in),), Y_in.shape[1]))
+        kernel_lens = lens_for_kernels(Y_in.new_full((len(Y_in),), Y_in.shape[1]))
         for layer in self.layers:
-            x = layer(x, lens=lens)
+            x = layer(x, kernel_lens=kernel_lens)
         return self.log_posteriors(x)
 
     def start(self, batch: int, width: int) -> AttentionCache:

@@ -72,10 +72,10 @@ class TransformerEncoderLayer(nn.Module):
         x: Tensor,
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
-        lens: Tensor | None = None,
+        kernel_lens: Tensor | None = None,
     ) -> Tensor:
-        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `lens` as in `lens_for_kernels` -> `(B, L, D)`."""
-        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, lens=lens))
+        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `kernel_lens` as for attention -> `(B, L, D)`."""
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, kernel_lens=kernel_lens))
         return self.ffn_residual(x, self.ffn)
 
     def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: StepPosition) -> Tensor:
@@ -137,11 +137,11 @@ class ConformerEncoderLayer(nn.Module):
         x: Tensor,
         mask: Tensor | None,
         weights: list[Tensor] | None = None,
-        lens: Tensor | None = None,
+        kernel_lens: Tensor | None = None,
     ) -> Tensor:
-        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `lens` as in `lens_for_kernels` -> `(B, L, D)`."""
+        """`x (B, L, D)`, `mask (B, 1, 1, L)` of the padding, `kernel_lens` as for attention -> `(B, L, D)`."""
         x = self.first_ffn_residual(x, self.first_ffn)
-        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, lens=lens))
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, weights=weights, kernel_lens=kernel_lens))
         x = self.convolution_residual(x, lambda y: self.convolution(y, mask))
         return self.norm(self.ffn_residual(x, self.ffn))
 
@@ -164,12 +164,14 @@ class TransformerDecoderLayer(nn.Module):
         memory: Tensor,
         memory_mask: Tensor | None,
         weights: list[Tensor] | None = None,
-        lens: Tensor | None = None,
+        kernel_lens: Tensor | None = None,
     ) -> Tensor:
         """`x (B, T', D)`, each position of which sees those up to itself, `memory (B, M, D)` under
-        `memory_mask (B, 1, 1, M)`, `lens` as in `lens_for_kernels`."""
-        x = self.self_attention_residual(x, lambda y: self.self_attention(y, lens=lens))
-        x = self.cross_attention_residual(x, lambda y: self.cross_attention(y, memory, memory_mask, weights, lens))
+        `memory_mask (B, 1, 1, M)`, `kernel_lens` as for attention."""
+        x = self.self_attention_residual(x, lambda y: self.self_attention(y, kernel_lens=kernel_lens))
+        x = self.cross_attention_residual(
+            x, lambda y: self.cross_attention(y, memory, memory_mask, weights, kernel_lens)
+        )
         return self.ffn_residual(x, self.ffn)
 
     def step(

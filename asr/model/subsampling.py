@@ -144,7 +144,7 @@ def _strided(lens: Tensor, stride: int) -> Tensor:
     return torch.div(lens - 1, stride, rounding_mode="floor") + 1
 
 
-class LinearFrontEnd(nn.Module):
+class LinearSubsampling(nn.Module):
     """X `(B, T, d)` -> `(B, T, D)`: each frame by itself."""
 
     factor, centre = 1, 0.0
@@ -186,6 +186,6 @@ SUBSAMPLERS = {
     "conv2d": ConvSubsampling,
     "conv1d": Conv1dSubsampling,
     "conv1d_glu": Conv1dSubsampling,
-    "linear": LinearFrontEnd,
+    "linear": LinearSubsampling,
     "embedding": TokenEmbedding,
 }

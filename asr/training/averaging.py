@@ -137,8 +137,8 @@ def _check_alike(model: SpeechModel, first: SpeechModel, folder: str | Path, bes
     `besides` may differ."""
     if model.front_end.config != first.front_end.config:
         raise ModelError(f"{folder}: other features than the first model's")
-    ours, theirs = first.transformer.config, model.transformer.config
-    for name in (field.name for field in fields(ours) if field.name not in ("vocab_size", "dropout", *besides)):
-        own, wanted = getattr(theirs, name), getattr(ours, name)
-        if own != wanted:
-            raise ModelError(f"{folder}: {name} is {own}, and {wanted} in the first model")
+    config, first_config = model.transformer.config, first.transformer.config
+    for name in (field.name for field in fields(config) if field.name not in ("vocab_size", "dropout", *besides)):
+        found, wanted = getattr(config, name), getattr(first_config, name)
+        if found != wanted:
+            raise ModelError(f"{folder}: {name} is {found}, and {wanted} in the first model")

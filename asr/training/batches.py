@@ -107,9 +107,9 @@ class SpeechDataset(Dataset):
         conditions: Conditions | None = None,
         longest_text: int | None = None,
     ):
-        """`tokenizer` None: there are no labels; `longest`: labels that the decoder has positions for, `longest_text`:
-        tokens that the encoder has some for, None: any number; `conditions`: under which a sound seems to have been
-        recorded, None: those under which it was."""
+        """`tokenizer` None: there are no labels; `longest`: the most labels that the decoder has positions for,
+        `longest_text`: the most tokens of a text that the encoder has positions for, None: any number; `conditions`:
+        under which a sound seems to have been recorded, None: those under which it was."""
         self.tokenizer = tokenizer
         self.conditions = conditions
         self.longest, self.longest_text = longest or sys.maxsize, longest_text or sys.maxsize

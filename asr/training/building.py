@@ -21,15 +21,15 @@ from asr.training.vocabulary import transfer_vocabulary
 
 CONFIG_OF_THE_VOCABULARY = ("prompt", "eos", "suppressed", "suppressed_first", "first_timestamp", "ctc")
 CONFIG_OF_THE_DECODER = (
-    *("decoder_layers", "decoder_positions", "max_positions", "tie_output", "output_bias", "tokens_per_frame"),
-)
+    "decoder_layers", "decoder_positions", "max_positions", "tie_output", "output_bias", "tokens_per_frame",
+)  # fmt: skip
 OF_THE_VOCABULARY = ("ctc.", "decoder.embedding.", "decoder.output.", "encoder.subsampling.table.")
 OF_THE_TOKENS = ("embedding.", "output.")  # of a language model: a row of each for every token
 OF_A_LANGUAGE_MODEL = (  # what a decoder and the language model that it begins as have in common
-    *("d_model", "num_heads", "d_k", "d_v", "ffn_dim", "activation", "norm_first", "decoder_layers"),
-    *("attention_bias", "key_bias", "positions_of_decoder", "first_position", "max_positions", "scale_embedding"),
-    *("tie_output", "output_bias"),
-)
+    "d_model", "num_heads", "d_k", "d_v", "ffn_dim", "activation", "norm_first", "decoder_layers",
+    "attention_bias", "key_bias", "positions_of_decoder", "first_position", "max_positions", "scale_embedding",
+    "tie_output", "output_bias",
+)  # fmt: skip
 
 
 def build_tokenizer(config: TokenizerConfig, texts: list[str]) -> Tokenizer:

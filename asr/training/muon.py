@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from asr.decode.precision import best_precision
+from asr.model.autocast import best_precision
 
 MOMENTUM = 0.95
 # (a, b, c) of a x + b x³ + c x⁵, one a step: as near to 1 as such a polynomial can be where the one before it leaves

@@ -120,7 +120,9 @@ def _save(model: SpeechModel, config: TrainConfig, data: SpeechData, folder: Pat
         logger.info(
             "init_from has a language model, which is not in %s yet: asr.tune DEV --model %s --lm %s"
             " --lm-weights 0 0.3 0.5 0.7 --ilm-weights 0 0.5 --write takes it where it helps",
-            *(folder, folder, language_model),
+            folder,
+            folder,
+            language_model,
         )
 
 

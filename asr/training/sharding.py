@@ -41,7 +41,7 @@ class Sharded:
             parameter.data = parameter.data.contiguous()  # convolutions have their channels last elsewhere
         for module in stack.modules():
             if isinstance(module, MultiHeadAttention):
-                module.apart = True
+                module.fuse_projections = False
         for module in (*layers_of(stack), stack):
             fully_shard(module, mesh=mesh, mp_policy=policy)
 

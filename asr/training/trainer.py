@@ -26,8 +26,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from asr.audio.features import FrontEnd, RunningStatistics
 from asr.corpus import iterate
-from asr.decode.precision import best_precision
 from asr.heap import keep_kernels
+from asr.model.autocast import best_precision
 from asr.model.dot_product import leave_out_cudnn
 from asr.training.averaging import best_checkpoints
 from asr.training.config import PretrainConfig, RunConfig, TrainConfig

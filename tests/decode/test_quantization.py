@@ -64,7 +64,7 @@ def test_a_layer_in_whole_numbers_computes_about_what_it_did(activation, dtype):
     exact = layer(x.float(), None) - x
     quick = quantize(nn.ModuleList([copy.deepcopy(layer)]), dtype)[0]
     assert [type(each) for each in quick.ffn][::3] == [QuantizedLinear] * 2
-    assert type(quick.attention.joint.linear) is QuantizedLinear
+    assert type(quick.attention.fused.linear) is QuantizedLinear
     error = quick(x, None).float() - x - exact
     assert error.norm() < 0.04 * exact.norm()
 

@@ -203,7 +203,7 @@ def test_products_are_apart_where_weights_are_sharded(tiny_config, calls):
     together = model(*batch)
     for attention in model.modules():
         if isinstance(attention, MultiHeadAttention):
-            attention.apart = True
+            attention.fuse_projections = False
     calls.clear()
     torch.testing.assert_close(model(*batch).log_probs, together.log_probs)
     assert set(calls) == {(1, 1, 1)}

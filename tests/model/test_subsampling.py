@@ -3,7 +3,7 @@ import torch
 
 from asr.model.config import ModelConfig
 from asr.model.encoder import Encoder
-from asr.model.subsampling import PART, Conv1dSubsampling, ConvSubsampling, LinearFrontEnd, product_with_windows
+from asr.model.subsampling import PART, Conv1dSubsampling, ConvSubsampling, LinearSubsampling, product_with_windows
 
 
 def subsampler(factor: int) -> ConvSubsampling:
@@ -87,7 +87,7 @@ def test_what_is_long_is_subsampled_in_parts_and_comes_out_the_same(factor, beyo
 
 
 def test_a_linear_front_end_leaves_every_frame_by_itself():
-    module = LinearFrontEnd(ModelConfig(subsampler="linear", subsampling=1, input_dim=5, d_model=16))
+    module = LinearSubsampling(ModelConfig(subsampler="linear", subsampling=1, input_dim=5, d_model=16))
     X, lens = torch.randn(2, 7, 5), torch.tensor([7, 3])
     x, x_lens = module(X, lens)
     assert x.shape == (2, 7, 16) and x_lens.tolist() == [7, 3]
