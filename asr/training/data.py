@@ -177,9 +177,20 @@ class SpeechData(SoundData):
 
     config: DataConfig
 
+    def __init__(self, config: DataConfig, seed: int, devices: int = 1, inherited: str | None = None):
+        """`inherited`: the normaliser of the model whose tokenizer is kept, for which `auto` stands then."""
+        self.inherited = inherited
+        super().__init__(config, seed, devices)
+        if inherited and config.normalizer == "auto":
+            config.normalizer = inherited  # as it is kept with the training
+
     def _open(self, corpora: list[str]) -> CutSet:
-        config = self.config
-        return _normalized(open_corpus(corpora), config.normalizer_name, asked_for=config.normalizer != "auto")
+        cuts = open_corpus(corpora)
+        if self.config.normalizer != "auto":
+            return _normalized(cuts, self.config.normalizer)
+        if self.inherited:
+            return _normalized(cuts, self.inherited, "that of the model whose tokenizer is kept")
+        return _normalized(cuts, self.config.normalizer_name, "the default")
 
     def dev_set(self) -> list[float]:
         said = "\n".join(cut.supervisions[0].text for cut in self.dev_cuts)  # by the normaliser of this training
@@ -307,15 +318,15 @@ def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> Cut
     return CutSet.from_cuts(fit)
 
 
-def _normalized(cuts: CutSet, normalizer: str, asked_for: bool) -> CutSet:
-    """The cuts with normalised transcripts. A warning where a normaliser that nobody has asked for takes transcripts'
-    letters for others, or digits for words."""
+def _normalized(cuts: CutSet, normalizer: str, unasked: str = "") -> CutSet:
+    """The cuts with normalised transcripts. A warning where a normaliser that nobody has asked for (`unasked` says why
+    it is that) takes transcripts' letters for others, or digits for words."""
     normalize, count, changed = get_normalizer(normalizer), len(cuts), []
 
     def empty(cut: MonoCut) -> str | None:
         said = cut.supervisions[0].text or ""
         written = cut.supervisions[0].text = normalize(said)
-        if not asked_for and any(c.isalnum() and c.lower() not in written for c in said):
+        if unasked and any(c.isalnum() and c.lower() not in written for c in said):
             changed.append((said, written))
         if input_kind(cut) == "text":
             cut.custom["source"] = normalize(cut.custom["source"])
@@ -326,8 +337,8 @@ def _normalized(cuts: CutSet, normalizer: str, asked_for: bool) -> CutSet:
     cuts = _fit(cuts, "transcripts", empty)
     if changed:
         logger.warning(
-            "data.normalizer=%s, the default, rewrites %d of %d transcripts, as %r, which becomes %r (neutral keeps"
-            " letters and digits, none everything; data.normalizer=%s says that it is meant so)",
-            *(normalizer, len(changed), count, *changed[0], normalizer),
+            "data.normalizer=%s, %s, rewrites %d of %d transcripts, as %r, which becomes %r (neutral keeps letters and"
+            " digits, none everything; data.normalizer=%s says that it is meant so)",
+            *(normalizer, unasked, len(changed), count, *changed[0], normalizer),
         )
     return cuts

@@ -46,11 +46,9 @@ def train(config: TrainConfig) -> tuple[Path, float]:
         if writes:
             raise ValueError("tokenizer.folder: init_from and init_decoder_from bring a tokenizer (new_tokenizer=true)")
         writes = writing_of(config.tokenizer.folder)
-    if writes and config.data.normalizer == "auto":
-        config.data.normalizer = writes.normalizer_name
     if writes and not last and replace(config.tokenizer, folder="") != TokenizerConfig():
         logger.info("the model's own tokenizer counts, not tokenizer.kind and tokenizer.vocab_size of the options")
-    data = SpeechData(config.data, config.seed, device_count(config))
+    data = SpeechData(config.data, config.seed, device_count(config), writes.normalizer_name if writes else None)
     if last:
         tokenizer = load_tokenizer(out)
     elif writes:

@@ -232,7 +232,9 @@ def test_what_the_normaliser_rewrites_unasked_is_said(tmp_path, caplog):
         path.write_text(text)
     corpus = {name: [str(tmp_path / "c")] for name in ("train", "dev")}
     SpeechData(DataConfig(**corpus), seed=1)
-    assert "rewrites 1 of 2 transcripts, as 'Über 25 Straßen', which becomes 'uber twenty" in caplog.text
+    SpeechData(DataConfig(**corpus), seed=1, inherited="english")
+    said = "rewrites 1 of 2 transcripts, as 'Über 25 Straßen', which becomes 'uber twenty"
+    assert f"english, the default, {said}" in caplog.text and f"tokenizer is kept, {said}" in caplog.text
     caplog.clear()
     for normalizer in ("english", "neutral"):
         SpeechData(DataConfig(**corpus, normalizer=normalizer), seed=1)
