@@ -239,6 +239,13 @@ def test_a_training_that_was_told_to_end_is_no_success(capsys):
     assert capsys.readouterr().err == "asr.train: ended by SIGTERM; resume=true goes on\n"
 
 
+@pytest.mark.parametrize(("command", "offers"), [("asr.train", True), ("asr.train_lm", False), ("asr.pretrain", False)])
+def test_help_offers_what_the_command_takes(command, offers):
+    said = call(command, "--help").stdout.decode()
+    assert said.startswith(f"python -m {command} NAME=VALUE")
+    assert ("librispeech_100" in said) == offers and "save_minutes: 10.0" in said
+
+
 def test_what_the_end_of_another_process_leads_to_is_one_line(capsys):
     with pytest.raises(SystemExit) as ended, ends_in_one_line("asr.train"):
         raise RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2")

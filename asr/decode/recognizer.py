@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import fields, replace
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -108,8 +109,8 @@ class Recognizer:
         self.batch_seconds = batch_seconds
         self.calibration = calibration
         self.takes = model.front_end.config.takes
-        if channel is not None and channel < 0:
-            raise ValueError(f"channel counts from 0, and is {channel}")
+        if channel is not None and (not isinstance(channel, Integral) or channel < 0):
+            raise ValueError(f"channel counts from 0, and is {channel!r}")
         if channel is not None and self.takes != "sound":
             raise ValueError(f"channel is of sound, and this model takes {self.takes}")
         rates = {"sound": SAMPLE_RATE, "matrix": model.front_end.config.frames_per_second, "text": STEPS_PER_SECOND}

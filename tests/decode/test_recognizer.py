@@ -236,9 +236,10 @@ def test_two_channels_are_refused_as_an_array(recognizer):
         recognizer.transcribe(np.zeros((100, 2), np.float32))
 
 
-def test_channels_count_from_0(tiny_model):
-    with pytest.raises(ValueError, match="channel counts from 0, and is -1"):
-        Recognizer(tiny_model, channel=-1)
+@pytest.mark.parametrize("channel", [-1, 0.5])
+def test_channels_count_from_0(tiny_model, channel):
+    with pytest.raises(ValueError, match=f"channel counts from 0, and is {channel}"):
+        Recognizer(tiny_model, channel=channel)
 
 
 def test_what_is_not_longer_than_a_piece_stays_whole(tiny_model):
