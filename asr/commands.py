@@ -105,13 +105,13 @@ def load_model(model: str | None, device: str | None, **settings) -> Recognizer:
     """`Recognizer.load`, with a ValueError for a device that is not there."""
     import torch
 
-    from asr.decode import Recognizer
+    from asr.decode.recognizer import Recognizer, default_device
 
-    if device:
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device
-            raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
+    try:
+        torch.empty(0, device=device or default_device())
+    except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device
+        named = f"--device {device}: " if device else ""
+        raise ValueError(named + str(error).partition("\n")[0]) from None
     return Recognizer.load(model, device, **settings)
 
 

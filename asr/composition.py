@@ -163,7 +163,8 @@ def ends_in_one_line(command: str) -> Iterator[None]:
             raise
         fail(command, "ended by SIGTERM; resume=true goes on", code=143)
     except RuntimeError as error:  # torch.distributed's
-        if not re.search("closed by peer|reset by peer|Broken pipe", str(error)):
+        of_a_worker = str(error).startswith("Caught ")
+        if of_a_worker or not re.search("closed by peer|reset by peer|Broken pipe", str(error)):
             raise
         fail(command, "another process of the training has ended; resume=true goes on", code=1)
 

@@ -67,6 +67,13 @@ def test_what_fails_while_a_model_is_loaded_is_no_wrong_device(monkeypatch, erro
         load_model(None, "cpu")
 
 
+@pytest.mark.parametrize(("typed", "named"), [("cuda:9", "^--device cuda:9: "), (None, "^(?!--device)")])
+def test_a_gpu_that_cannot_be_used_is_one_line(monkeypatch, typed, named):
+    monkeypatch.setattr("asr.decode.recognizer.default_device", lambda: "cuda:9")
+    with pytest.raises(ValueError, match=named):
+        load_model(None, typed)
+
+
 def test_importing_asr_loads_nothing_heavy():
     code = "import sys, asr; assert not {'torch', 'numpy', 'lhotse', 'lightning'} & set(sys.modules), sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

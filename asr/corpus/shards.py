@@ -95,8 +95,10 @@ def named(path: str | Path) -> Iterator[None]:
 
 def _index(folder: Path, prefix: str) -> Iterator[MonoCut]:
     """The cuts of all shards in a folder, with their tars (named after `prefix`) and where in them their sound lies."""
-    files = (*folder.glob("recording.*.tar"), *folder.glob("cuts.*.jsonl.gz"))  # a shard has both
-    for number in sorted({file.name.split(".")[1] for file in files}):
+    tars, lists = folder.glob("recording.*.tar"), folder.glob("cuts.[0-9]*.jsonl.gz")  # a shard has both
+    numbers = {file.name.removeprefix("recording.").removesuffix(".tar") for file in tars}
+    numbers |= {file.name.removeprefix("cuts.").removesuffix(".jsonl.gz") for file in lists}
+    for number in sorted(numbers):
         path, metadata = folder / f"recording.{number}.tar", folder / f"cuts.{number}.jsonl.gz"
         with named(path), tarfile.open(path, "r:") as tar:
             sounds = {m.name.rpartition(".")[0]: m for m in tar if not m.name.endswith((".json", ".nodata"))}

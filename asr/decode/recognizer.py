@@ -48,6 +48,11 @@ ENCODED = 60.0  # seconds of sound that the encoder of a CPU gets at once: what 
 BATCHES_AHEAD = 5  # at most as many batches of pieces are read before they are sorted by length and decoded
 
 
+def default_device() -> str:
+    """A GPU where there is one, of the processes that torchrun has started each its own."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+
+
 class Recognizer:
     """Recordings to transcripts. `asr.load` makes one, and several threads may use it at once."""
 
@@ -129,8 +134,7 @@ class Recognizer:
         no model folder. `whisper:PATH` is a checkpoint of Whisper or Speech2Text, as `asr.model.foreign` imports it."""
         of_the_search = {option.name for option in fields(DecodeOptions)} & settings.keys()
         given = {name: settings.pop(name) for name in of_the_search}
-        gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-        device = device or (gpu if torch.cuda.is_available() else "cpu")
+        device = device or default_device()
         if torch.device(device).type == "cpu":
             keep_kernels(KERNELS)
         if str(folder).startswith(FOREIGN):

@@ -58,15 +58,20 @@ class Training(L.LightningModule):
             half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
             self.sharded = Sharded(self.get_submodule(self.stack), self.device_mesh["data_parallel"], half)
 
-    def add_train(self, weight: torch.Tensor, values: dict[str, torch.Tensor]) -> None:
-        """Adds a batch's means, scalars, to those of the epoch; `weight`: how many tokens or frames they are of."""
-        self.log_dict({f"train/{name}_step": value.detach() for name, value in values.items()})
-        sums = [*(weight * value.detach().double() for value in values.values()), weight.double()]
-        self.train_means, self.train_sums = tuple(values), self.train_sums + torch.stack(sums)
+    def add_train(self, weight: torch.Tensor, values: dict[str, torch.Tensor], empty: bool = False) -> None:
+        """Adds a batch's means, scalars, to those of the epoch, if they are finite: what an update leaves out does not
+        count. `weight`: how many tokens or frames they are of; `empty`: of none, and nobody is to see them."""
+        if not empty:
+            self.log_dict({f"train/{name}_step": value.detach() for name, value in values.items()})
+        means = torch.stack([value.detach().double() for value in values.values()])
+        weight = weight * means.isfinite().all()
+        sums = torch.cat([weight * means.nan_to_num(0.0, 0.0, 0.0), weight[None]])
+        self.train_means = tuple(values)
+        self.train_sums = sums if self.train_sums is None else self.train_sums + sums
 
     def log_train_means(self) -> None:
         """Of the epoch, over all processes."""
-        if self.train_means:
+        if self.train_sums is not None:
             *sums, weight = self.trainer.strategy.reduce(self.train_sums, reduce_op="sum")
             means = zip(self.train_means, sums, strict=True)
             self.log_dict({f"train/{name}_epoch": (total / weight).float() for name, total in means})
@@ -135,7 +140,7 @@ class Training(L.LightningModule):
                     state["step"] = state["step"].to(p.device if self._fused else "cpu")
 
     def on_train_epoch_start(self) -> None:
-        self.train_means, self.train_sums = (), torch.zeros(1, dtype=torch.double, device=self.device)
+        self.train_sums: torch.Tensor | None = None
         if self.trainer.current_epoch == self.trainer.max_epochs - 1:  # whatever validate_every, the last one counts
             self.trainer.check_val_every_n_epoch = 1
 

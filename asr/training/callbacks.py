@@ -21,13 +21,17 @@ SHOWN = 5  # sample transcripts
 
 
 class EpochTimer(L.Callback):
-    """What the lines of the epochs say about time; an epoch that was resumed counts from there."""
+    """What the lines of the epochs say about time; an epoch that was resumed counts from there. The losses of an epoch
+    are logged before its line."""
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.started, self.first = time.monotonic(), trainer.fit_loop.epoch_loop.batch_progress.current.completed
 
     def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.started, self.first = time.monotonic(), 0
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: Training) -> None:
+        module.log_train_means()
 
     def took_and_left(self, trainer: L.Trainer) -> tuple[float, float]:
         """Seconds that the epoch which now ends took in all, and minutes that the remaining epochs will take."""
@@ -66,7 +70,7 @@ class EpochLine(EpochTimer):
         self.trained = time.monotonic() - self.started
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: Training) -> None:
-        module.log_train_means()
+        super().on_train_epoch_end(trainer, module)
         took, left = self.took_and_left(trainer)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         validated = (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0

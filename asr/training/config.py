@@ -17,6 +17,7 @@ from asr.text.normalizer import get_normalizer
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")  # Lightning's names
 
 
+NEARLY = 0.05  # of a batch: for less no batch is split
 OF_THE_REST = ("vocab_size", "input_dim")  # of a model: what its tokenizer and its features say
 
 
@@ -40,7 +41,7 @@ class SoundConfig:
     noise_prob: float = 0.0  # how often an utterance of the training has some of it beneath
     snr: list[float] = field(default_factory=lambda: [5.0, 25.0])  # decibels that the noise lies below, from and to
     codec: float = 0.0  # how often an utterance of the training has been through MP3 at 16 to 40 kbit/s: a probability
-    batch_seconds: float = 120.0  # of sound on one device at once, padding included; less where many share an update
+    batch_seconds: float = 120.0  # of sound on one device at once, padding included; less where that divides an update
     global_batch_seconds: float = 120.0  # of sound in one update, over all devices
     workers: int = -1  # processes that read sound; -1: one for each core, 1 to 8; devices share the cores
 
@@ -68,11 +69,15 @@ class SoundConfig:
         if len(self.snr) != 2 or self.snr[0] > self.snr[1]:
             raise ValueError(f"data.snr are the lowest and the highest number of decibels, not {self.snr}")
 
-    def seconds_on_each(self, devices: int) -> float:
-        """Of sound in a batch, where so many devices share an update: at most `batch_seconds`, so that whole batches of
-        all together have `global_batch_seconds`; but at least `max_seconds`."""
-        batches = math.ceil(self.global_batch_seconds / (self.batch_seconds * devices))
-        return max(self.max_seconds, self.global_batch_seconds / (batches * devices))
+    def shared_by(self, devices: int) -> tuple[int, float]:
+        """How many batches of each of so many devices make an update, and the seconds of sound in each: between
+        `max_seconds` and `batch_seconds`, so that all of them together have about `global_batch_seconds`."""
+        whole = self.global_batch_seconds / devices  # of each device
+        most = max(1, math.ceil(whole / self.batch_seconds - NEARLY))
+        ways = [
+            (count, min(self.batch_seconds, max(self.max_seconds, whole / count))) for count in (most, max(1, most - 1))
+        ]
+        return min(ways, key=lambda way: abs(way[0] * way[1] - whole))
 
 
 @dataclass

@@ -45,7 +45,7 @@ class SoundData(ResumableData):
         """`devices` over all machines share an update."""
         super().__init__()
         self.config = config
-        self.batch_seconds = config.seconds_on_each(devices)
+        self.batches_of_update, self.batch_seconds = config.shared_by(devices)  # of each device
         self.seed = seed
         self.train_cuts = self._open(config.train)
         self.dev_cuts = self._open(config.dev)
@@ -61,17 +61,13 @@ class SoundData(ResumableData):
         self.window = front_end.config.pad_seconds
         self._take(front_end.config)
 
-        def unfit(cuts: CutSet, speeds: list[float]) -> Callable[[MonoCut], str | None]:
+        def reasons(cuts: CutSet, speeds: list[float]) -> Callable[[MonoCut], str | None]:
             frames = memory_lengths(cuts, max(speeds), front_end, encoder)
             unplaced = _unplaced(cuts, min(speeds), front_end, encoder)
+            short = {name: "it is too short for an encoder frame" for name, count in frames.items() if not count}
+            return lambda cut: self._outside(cut) or short.get(cut.id) or unplaced.get(cut.id)
 
-            def reason(cut: MonoCut) -> str | None:
-                short = None if frames[cut.id] else "it is too short for an encoder frame"
-                return self._outside(cut) or short or unplaced.get(cut.id)
-
-            return reason
-
-        self._keep(unfit(self.train_cuts, self.speeds), unfit(self.dev_cuts, [1.0]))
+        self._keep(reasons(self.train_cuts, self.speeds), reasons(self.dev_cuts, [1.0]))
 
     def _outside(self, cut: MonoCut) -> str | None:
         """Why a cut is not within the limits; None: it is."""
@@ -179,18 +175,14 @@ class SpeechData(SoundData):
 
     def __init__(self, config: DataConfig, seed: int, devices: int = 1, inherited: str | None = None):
         """`inherited`: the normaliser of the model whose tokenizer is kept, for which `auto` stands then."""
-        self.inherited = inherited
+        self.unasked = ""  # why the normaliser is what it is
+        if config.normalizer == "auto":
+            self.unasked = "that of the model whose tokenizer is kept" if inherited else "the default"
+            config.normalizer = inherited or config.normalizer_name  # as it is kept with the training
         super().__init__(config, seed, devices)
-        if inherited and config.normalizer == "auto":
-            config.normalizer = inherited  # as it is kept with the training
 
     def _open(self, corpora: list[str]) -> CutSet:
-        cuts = open_corpus(corpora)
-        if self.config.normalizer != "auto":
-            return _normalized(cuts, self.config.normalizer)
-        if self.inherited:
-            return _normalized(cuts, self.inherited, "that of the model whose tokenizer is kept")
-        return _normalized(cuts, self.config.normalizer_name, "the default")
+        return _normalized(open_corpus(corpora), self.config.normalizer, self.unasked)
 
     def dev_set(self) -> list[float]:
         said = "\n".join(cut.supervisions[0].text for cut in self.dev_cuts)  # by the normaliser of this training

@@ -63,7 +63,7 @@ class PerplexityLine(EpochTimer):
         self.tokens = tokens
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: LanguageModelTraining) -> None:
-        module.log_train_means()
+        super().on_train_epoch_end(trainer, module)
         took, left = self.took_and_left(trainer)
         perplexity = trainer.callback_metrics["dev/loss"].exp()
         epoch, rate = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", self.tokens / took

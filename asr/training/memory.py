@@ -10,6 +10,7 @@ import math
 from typing import Any, NamedTuple
 
 import lightning as L
+import numpy as np
 import torch
 
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
@@ -37,16 +38,15 @@ def largest_sizes(data: SoundData) -> list[Size]:
     """The batches of each bucket, from long to short, at the slowest speed and with as many labels as one has; texts,
     whose buckets go by characters, have as many tokens as one has."""
     encode = data.tokenizer.encode if data.tokenizer else lambda text: []
-    counts = [
-        (cut.duration, len(encode(cut.supervisions[0].text)), len(encode((cut.custom or {}).get("source", ""))))
-        for cut in data.train_cuts
-    ]
+    durations = np.array([cut.duration for cut in data.train_cuts])
+    labels = np.array([len(encode(cut.supervisions[0].text)) for cut in data.train_cuts])
+    sources = np.array([len(encode((cut.custom or {}).get("source", ""))) for cut in data.train_cuts])
     sizes = []
     for bucket in reversed(data.buckets):
-        labels, source = (max(each) for each in zip(*(n for d, *n in counts if d <= bucket.seconds), strict=True))
-        tokens = math.ceil(source / LABELS) * LABELS
-        seconds = tokens / STEPS_PER_SECOND if source else bucket.seconds / min(data.speeds)
-        sizes.append(Size(bucket.utterances, seconds, labels))
+        inside = durations <= bucket.seconds
+        tokens = math.ceil(sources[inside].max() / LABELS) * LABELS
+        seconds = tokens / STEPS_PER_SECOND if tokens else bucket.seconds / min(data.speeds)
+        sizes.append(Size(bucket.utterances, seconds, int(labels[inside].max())))
     return sizes
 
 
@@ -56,8 +56,10 @@ def dummy_batch(module: L.LightningModule, size: Size, vocabulary: int = 0) -> B
     front_end = module.model.front_end
     takes, device = front_end.config.takes, module.device
     steps = round(size.seconds * (SAMPLE_RATE if takes == "sound" else STEPS_PER_SECOND))
-    if takes == "text" and (encoder := module.model.transformer.encoder).positions.kind == "learned":
-        steps = min(steps, encoder.config.max_positions)
+    encoder = getattr(module.model, "transformer", module.model).encoder
+    frames = int(encoder.subsampling.output_lens(front_end.output_lens(torch.tensor(steps))))
+    if encoder.positions.kind == "learned" and frames > encoder.config.max_positions:
+        steps = steps * encoder.config.max_positions // frames
     shape = (size.utterances, steps, *([front_end.config.dim] if takes == "matrix" else []))
     noise = 0.1 * torch.randn(shape, device=device)
     lens = torch.full((size.utterances,), shape[1], device=device)

@@ -36,7 +36,7 @@ class SpeechTraining(Training):
         empty = not len(batch.lens)  # the other processes wait for gradients all the same
         losses = self.losses(dummy_batch(self, NOTHING, len(self.model.tokenizer)) if empty else batch)
         tokens = (batch.Y_lens + 1).sum()
-        self.add_train(tokens, {name: value for name, value in losses._asdict().items() if value is not None})
+        self.add_train(tokens, {name: value for name, value in losses._asdict().items() if value is not None}, empty)
         return self.in_update(losses.total, tokens)
 
     def total_loss(self, batch: Batch) -> torch.Tensor:

@@ -43,7 +43,7 @@ class Pretraining(Training):
         found = self._predict(dummy_batch(self, NOTHING) if empty else batch)
         frames = torch.zeros_like(found.frames) if empty else found.frames
         total = self._total(found)
-        self.add_train(frames, {"total": total, "masked": found.masked_loss})
+        self.add_train(frames, {"total": total, "masked": found.masked_loss}, empty)
         return self.in_update(total, frames)
 
     def total_loss(self, batch: Batch) -> torch.Tensor:

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -153,12 +154,13 @@ class LastCheckpoint(Checkpoint):
                 signal.signal(number, self._end)  # until the fit is over, when Lightning puts back what was there
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
-    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        main = threading.current_thread() is threading.main_thread()
-        if main and trainer.state.fn == TrainerFn.VALIDATING:  # after the fit: nothing is to be saved
-            signal.signal(signal.SIGTERM, self._end_at_once)
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == TrainerFn.VALIDATING:  # after the fit: nothing is to be saved
+            trainer._signal_connector._sigterm_notifier_fn = partial(self._end_at_once, trainer)
 
-    def _end_at_once(self, number: int, _: object) -> NoReturn:
+    def _end_at_once(self, trainer: L.Trainer, number: int, _: object) -> NoReturn:
+        if trainer.strategy.launcher:
+            trainer.strategy.launcher.kill(number)  # the processes that this one has started
         raise SIGTERMException
 
     def _end(self, number: int, _: object) -> None:

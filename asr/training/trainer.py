@@ -50,6 +50,7 @@ def begin(config: RunConfig) -> Path | None:
     a CPU has not."""
     if config.precision == "16-mixed" and accelerator() == "cpu":  # which Lightning would take for bf16-mixed
         raise ValueError("precision=16-mixed is for a GPU: bf16-mixed and 32-true are for a CPU, too")
+    _cluster(config)  # which may not fit: before anything is read
     last = Path(config.out) / "checkpoints" / "last.ckpt"
     begun = last.exists()
     if begun and not config.resume:
@@ -122,10 +123,9 @@ def new_trainer(
         strategy=fully_sharded(device_count(config)) if config.strategy == "fsdp" else config.strategy,
         logger=_loggers(config.wandb, Path(config.out), config.resume),
     )
-    together = data.batch_seconds * trainer.world_size
-    accumulate = trainer.accumulate_grad_batches = max(1, round(config.data.global_batch_seconds / together))
+    accumulate = trainer.accumulate_grad_batches = data.batches_of_update
     updates = config.epochs * math.ceil(data.batches_per_epoch() / trainer.world_size / accumulate)
-    said = extent(data, model), trainer.precision, updates, accumulate * together
+    said = extent(data, model), trainer.precision, updates, accumulate * data.batch_seconds * trainer.world_size
     logger.info("%s, %s, %d updates of at most %.0f s", *said)
     return trainer, updates
 

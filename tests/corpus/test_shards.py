@@ -79,6 +79,13 @@ def test_lhotses_own_shards_are_read_too(cuts, tmp_path):
     assert same(cuts, open_corpus(tmp_path / "theirs"))
 
 
+def test_lists_of_cuts_beside_shards_are_none_of_them(cuts, tmp_path):
+    write_shards(cuts, tmp_path / "shards", size=4)
+    shar = tmp_path / "shards" / "shar"
+    (shar / "cuts.aligned.jsonl.gz").write_bytes((shar / "cuts.000000.jsonl.gz").read_bytes())
+    assert len(open_corpus(shar)) == 7
+
+
 def test_what_users_know_of_a_cut_is_kept_and_where_it_was_is_not(cuts, tmp_path):
     for cut in cuts:
         cut.custom = {"room": "kitchen"}

@@ -64,16 +64,34 @@ def test_the_batches_of_an_epoch_are_counted_without_drawing_them(corpus, tmp_pa
 def test_many_devices_have_no_more_in_an_update_than_is_asked_for(devices, each):
     """As experiment=librispeech_960 has it; the longest utterance has a batch anyhow."""
     config = SoundConfig(["a"], ["b"], max_seconds=30, batch_seconds=300, global_batch_seconds=4800)
-    assert config.seconds_on_each(devices) == each
-    assert devices * each <= 4800 or each == config.max_seconds
+    count, seconds = config.shared_by(devices)
+    assert seconds == each
+    assert count * devices * each == 4800 or each == config.max_seconds
 
 
 @pytest.mark.parametrize(("devices", "each"), [(1, 120), (2, 90), (3, 120), (4, 90), (5, 72), (16, 30)])
 def test_an_update_has_what_is_asked_for_on_any_number_of_devices(devices, each):
     """As experiment=small has it: on two devices two batches each, not the one and a half that a batch allows."""
     config = SoundConfig(["a"], ["b"], max_seconds=30, batch_seconds=120, global_batch_seconds=360)
-    assert config.seconds_on_each(devices) == each
-    assert (360 / (devices * each)).is_integer() or each == config.max_seconds
+    count, seconds = config.shared_by(devices)
+    assert seconds == each
+    assert count * devices * each == 360 or each == config.max_seconds
+
+
+@pytest.mark.parametrize(
+    ("longest", "batch", "update", "devices", "expected"),
+    [
+        (30, 30.4, 91.2, 3, (1, 30.4)),  # 91.2 / (3 x 30.4) is 1.0000000000000002
+        (30, 120, 121, 1, (1, 120)),  # for a second no batch is split
+        (35, 40, 50, 1, (1, 40)),  # nearer to 50 than two batches of 35
+        (35, 40, 420, 8, (1, 40)),
+        (30, 120, 360, 16, (1, 30)),
+    ],
+)
+def test_an_update_that_does_not_divide_is_as_near_as_batches_allow(longest, batch, update, devices, expected):
+    config = SoundConfig(["a"], ["b"], max_seconds=longest, batch_seconds=batch, global_batch_seconds=update)
+    count, seconds = config.shared_by(devices)
+    assert (count, seconds) == (expected[0], pytest.approx(expected[1]))
 
 
 @pytest.fixture

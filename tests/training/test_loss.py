@@ -98,6 +98,18 @@ def test_what_each_process_minimises_averages_to_the_loss_of_the_whole(monkeypat
     torch.testing.assert_close(torch.stack(parts).mean(), joint_loss(*batch, LossConfig()).total)
 
 
+def test_the_loss_of_an_epoch_leaves_out_what_is_not_finite():
+    logged = {}
+    training = types.SimpleNamespace(train_sums=None, log_dict=logged.update)
+    training.trainer = types.SimpleNamespace(strategy=types.SimpleNamespace(reduce=lambda sums, reduce_op: sums))
+    for tokens, loss in ((1, 2.0), (5, torch.inf), (3, 4.0)):
+        Training.add_train(training, torch.tensor(tokens), {"total": torch.tensor(loss)})
+    Training.add_train(training, torch.tensor(0), {"total": torch.tensor(9.0)}, empty=True)
+    assert logged["train/total_step"] == 4.0
+    Training.log_train_means(training)
+    assert logged["train/total_epoch"].item() == pytest.approx((2.0 + 3 * 4.0) / 4)
+
+
 def test_what_a_training_is_without_has_no_loss():
     out, Y, Y_lens = output()
     assert joint_loss(out, Y, Y_lens, LossConfig()).consistency is None

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from asr.text.tokenizer import CharTokenizer
 from asr.training.building import build_model, build_tokenizer
 from asr.training.data import SpeechData
 from asr.training.memory import NOTHING, LargestFirst, Size, dummy_batch, largest_sizes, try_batch
@@ -69,6 +70,14 @@ def test_of_texts_tokens_are_tried_and_no_more_than_have_positions(tmp_path):
     for size in (*tried, NOTHING):
         batch = dummy_batch(module, size, len(model.tokenizer))
         assert model.transformer(*model.front_end(batch.inputs, batch.lens), batch.Y, batch.Y_lens).lens.min() > 0
+
+
+@pytest.mark.parametrize("takes", [[], ["features.kind=matrix", "features.dim=80"]])
+def test_the_batch_of_a_process_without_one_has_positions(tmp_path, corpus, takes):
+    config = options(corpus, tmp_path, *takes, "model.positions=learned", "model.max_positions=10")
+    model = build_model(config, CharTokenizer("ab "))
+    batch = dummy_batch(types.SimpleNamespace(model=model, device=torch.device("cpu")), NOTHING, 7)
+    assert 0 < model.transformer.encoder(*model.front_end(batch.inputs, batch.lens))[1].item() <= 10
 
 
 def test_trying_changes_nothing(corpus, data, tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 import errno
+import inspect
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from asr.training.averaging import best_checkpoints
 from asr.training.config import OptimizerConfig, TrainConfig
+from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.resuming import LastCheckpoint, Resumable, WholeCheckpoints, read_checkpoint, step_seed
 from asr.training.run import train
@@ -338,22 +340,24 @@ def test_an_epoch_that_is_repeated_replaces_what_it_had_saved_before_a_kill(corp
     assert "001-0.00.ckpt" not in {path.name for path in best_checkpoints(tmp_path)}
 
 
-def test_told_to_end_while_the_average_is_validated_it_ends_at_once(corpus, tmp_path, monkeypatch):
-    step, validated = SpeechTraining.validation_step, []
+@pytest.mark.parametrize("told_by", [(SpeechData, "val_dataloader"), (SpeechTraining, "validation_step")])
+def test_told_to_end_while_the_average_is_validated_it_ends_at_once(corpus, tmp_path, monkeypatch, told_by):
+    method, told = getattr(*told_by), []
 
-    def told(self, batch):
+    def tell(self, *batch):
         if self.trainer.state.fn == "validate":
-            validated.append(batch)
+            told.append(batch)
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, batch)
+        return method(self, *batch)
 
-    monkeypatch.setattr(SpeechTraining, "validation_step", told)
+    tell.__signature__ = inspect.signature(method)  # by which Lightning chooses what it gives
+    monkeypatch.setattr(*told_by, tell)
     notified = []  # by a broadcast from wherever the signal interrupts
     monkeypatch.setattr(_SignalConnector, "_sigterm_notifier_fn", lambda *_: notified.append(1))
     config = options(corpus, tmp_path, "epochs=1", "data.batch_seconds=2", "data.max_seconds=2")
     with pytest.raises(SystemExit):
         train(config)
-    assert len(validated) == 1 and not notified
+    assert len(told) == 1 and not notified
     monkeypatch.undo()
     train(replace(config, resume=True))
 

@@ -391,6 +391,9 @@ def test_other_processes_of_torchrun_than_asked_for_are_refused(corpus, tmp_path
         with pytest.raises(ValueError, match="torchrun has started 2 processes, and devices= and nodes= are"):
             _cluster(options(corpus, tmp_path, *settings))
     assert _cluster(options(corpus, tmp_path, "devices=2")) == _cluster(options(corpus, tmp_path, "nodes=2")) == []
+    with pytest.raises(ValueError, match="torchrun has started"):
+        train(options(corpus, tmp_path / "exp"))
+    assert not (tmp_path / "exp").exists()
 
 
 def test_processes_of_one_machine_share_its_cores(corpus, tmp_path, monkeypatch):
