@@ -66,7 +66,7 @@ class Training(L.LightningModule):
         means = torch.stack([value.detach().double() for value in values.values()])
         weight = weight * means.isfinite().all()
         sums = torch.cat([weight * means.nan_to_num(0.0, 0.0, 0.0), weight[None]])
-        self.train_means = tuple(values)
+        self.train_means = tuple(values)  # their names
         self.train_sums = sums if self.train_sums is None else self.train_sums + sums
 
     def log_train_means(self) -> None:

@@ -218,8 +218,8 @@ class SpeechData(SoundData):
             labels = self.tokenizer.encode(cut.supervisions[0].text)
             if self.tokenizer.lacks_some(labels):
                 strange.append(cut.supervisions[0].text)
-            unplaced_labels = unplaced.get(cut.id) or self._unplaced_labels(labels)
-            return self._outside(cut) or unplaced_labels or self._too_short(frames[cut.id], labels, model)
+            too_long = unplaced.get(cut.id) or self._unplaced_labels(labels)
+            return self._outside(cut) or too_long or self._too_short(frames[cut.id], labels, model)
 
         def unfit_for_dev(cut: MonoCut) -> str | None:
             labels = self.tokenizer.encode(cut.supervisions[0].text)
