@@ -5,7 +5,7 @@
 # DIR is AN4 as it is unpacked (etc/, wav/), or a folder with an4.train.tar and an4.test.tar (a manifest.jsonl in each).
 # Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
-# shellcheck source=recipes/stages.sh
+# shellcheck source=../stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
 data=''
 parse data exp/an4 6 "$@"

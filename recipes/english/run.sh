@@ -11,7 +11,7 @@
 # many trainings go on from the second, one after another (none).
 # Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
-# shellcheck source=recipes/stages.sh
+# shellcheck source=../stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
 speech='' text='' kokoro='' quick='' more=0
 parse "speech text kokoro quick more" exp/english 9 "$@"

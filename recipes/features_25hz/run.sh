@@ -3,7 +3,7 @@
 #   recipes/features_25hz/run.sh [--out exp/features_25hz] [--stage 1] [--stop-stage 4] [option=value ...]
 # Needs no data. Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
-# shellcheck source=recipes/stages.sh
+# shellcheck source=../stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
 parse "" exp/features_25hz 4 "$@"
 

@@ -6,7 +6,7 @@
 # FILE is text for a language model, a sentence a line (.gz, .xz or plain); without it there is none.
 # Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
-# shellcheck source=recipes/stages.sh
+# shellcheck source=../stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
 
 data='' text='' subset=100

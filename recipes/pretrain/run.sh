@@ -9,7 +9,7 @@
 # One core of a server CPU with AMX-BF16: half an hour of pre-training (22 h of sound, 3 epochs), then a good half hour
 # for each of the two recognisers. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
-# shellcheck source=recipes/stages.sh
+# shellcheck source=../stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
 speech='' labelled='' dev=''
 parse "speech labelled dev" exp/pretrain 5 "$@"

@@ -3,7 +3,7 @@
 #   recipes/translate_numbers/run.sh [--out exp/translate_numbers] [--stage 1] [--stop-stage 3] [option=value ...]
 # Needs no data. Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
 set -euo pipefail
-# shellcheck source=recipes/stages.sh
+# shellcheck source=../stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
 parse "" exp/translate_numbers 3 "$@"
 
