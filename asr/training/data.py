@@ -39,7 +39,7 @@ class SoundData(ResumableData):
 
     tokenizer: Tokenizer | None = None
     longest: int | None = None  # labels that the decoder has positions for; None: any number
-    longest_text: int | None = None  # tokens of one that is read which the encoder has positions for
+    longest_text: int | None = None  # tokens of a text that the encoder has positions for; None: any number
 
     def __init__(self, config: SoundConfig, seed: int, devices: int = 1):
         """`devices` over all machines share an update."""

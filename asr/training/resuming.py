@@ -145,6 +145,10 @@ class LastCheckpoint(Checkpoint):
         self.minutes = minutes
         self.ending: int | None = None  # the signal by which this process was told to
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == TrainerFn.VALIDATING:  # after the fit: nothing is to be saved
+            trainer._signal_connector._sigterm_notifier_fn = partial(self._end_at_once, trainer)
+
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.saved = time.monotonic()
         # Lightning's own handler broadcasts from wherever it interrupts: processes that are told at different moments
@@ -153,10 +157,6 @@ class LastCheckpoint(Checkpoint):
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._end)  # until the fit is over, when Lightning puts back what was there
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == TrainerFn.VALIDATING:  # after the fit: nothing is to be saved
-            trainer._signal_connector._sigterm_notifier_fn = partial(self._end_at_once, trainer)
 
     def _end_at_once(self, trainer: L.Trainer, number: int, _: object) -> NoReturn:
         if trainer.strategy.launcher:

@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,9 @@ from asr.model.folder import ModelError
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
-from asr.training.averaging import average_checkpoints, average_models, interpolate
+from asr.training.averaging import average_checkpoints, average_models, best_checkpoints, interpolate
+from asr.training.run import train
+from tests.training.tones import options
 
 
 def test_the_average_of_checkpoints_is_the_mean_of_their_weights(tmp_path):
@@ -104,3 +107,55 @@ def test_a_mean_is_not_written_over_what_it_is_of(tiny_model, tmp_path, capsys):
         main([str(tmp_path / "a"), "--out", str(tmp_path / "a")])
     assert stop.value.code == 2
     assert "would be written over what is read" in capsys.readouterr().err
+
+
+def test_with_another_dev_set_the_best_epochs_are_chosen_anew(corpus, tmp_path, caplog):
+    train(options(corpus, tmp_path, "epochs=2", "validate_every=1"))
+    for best in best_checkpoints(tmp_path):
+        best.rename(best.with_name(f"{best.name[:3]}-0.00.ckpt"))  # the best there could be, of an easier set
+    others = f"data.dev=[{corpus / 'train'}]"
+    train(options(corpus, tmp_path, "epochs=3", "validate_every=1", "resume=true", others))
+    assert [path.name[:3] for path in best_checkpoints(tmp_path)] == ["002"]
+    assert len(list((tmp_path / "checkpoints").glob("before-*"))) == 2  # nothing is lost
+    assert "the dev set is not the one" in caplog.text
+
+
+def test_an_epoch_that_is_repeated_replaces_what_it_had_saved_before_a_kill(corpus, tmp_path):
+    train(options(corpus, tmp_path, "epochs=1", "validate_every=1"))
+    [best] = best_checkpoints(tmp_path)
+    shutil.copy(best, best.with_name("001-0.00.ckpt"))  # written before the kill, and last.ckpt was not
+    train(options(corpus, tmp_path, "epochs=2", "validate_every=1", "resume=true", "optimizer.lr=1e-9"))
+    assert "001-0.00.ckpt" not in {path.name for path in best_checkpoints(tmp_path)}
+
+
+@pytest.mark.parametrize("change", ["", "transcript", "normalizer"])
+def test_so_they_are_where_the_same_recordings_say_something_else(corpus, tmp_path, change):
+    dev = tmp_path / "dev"
+    shutil.copytree(corpus / "dev", dev)
+    settings = ["validate_every=1", f"data.dev=[{dev}]"]
+    train(options(corpus, tmp_path / "exp", "epochs=1", *settings))
+    if change == "transcript":
+        (dev / "0.txt").write_text("Another.")
+    if change == "normalizer":
+        settings.append("data.normalizer=none")
+    train(options(corpus, tmp_path / "exp", "epochs=2", *settings, "resume=true"))
+    assert bool(list((tmp_path / "exp" / "checkpoints").glob("before-*"))) == bool(change)
+
+
+def test_another_dev_set_costs_nothing_before_an_epoch_is_scored_on_it(corpus, tmp_path):
+    begun = options(corpus, tmp_path, "epochs=1", "validate_every=1", "resume=true")
+    train(begun)
+    kept = best_checkpoints(tmp_path)
+    train(replace(begun, data=replace(begun.data, dev=[str(corpus / "train")])))  # there is no epoch left
+    assert best_checkpoints(tmp_path) == kept
+    train(replace(begun, epochs=2))
+    assert {path.name[:3] for path in best_checkpoints(tmp_path)} == {"000", "001"}
+
+
+def test_a_best_checkpoint_that_was_moved_away_does_not_count(corpus, tmp_path):
+    train(options(corpus, tmp_path, "epochs=1", "validate_every=1", "average=1"))
+    (best,) = best_checkpoints(tmp_path)
+    best.rename(tmp_path / "away.ckpt")
+    resumed = options(corpus, tmp_path, "epochs=2", "validate_every=1", "average=1", "optimizer.lr=1e-9", "resume=true")
+    train(resumed)
+    assert [path.name[:3] for path in best_checkpoints(tmp_path)] == ["001"]

@@ -60,22 +60,24 @@ def test_the_batches_of_an_epoch_are_counted_without_drawing_them(corpus, tmp_pa
             assert data.batches_per_epoch() == sum(1 for _ in sampler)
 
 
-@pytest.mark.parametrize(("devices", "each"), [(1, 300), (8, 300), (16, 300), (20, 240), (64, 75), (400, 30)])
-def test_many_devices_have_no_more_in_an_update_than_is_asked_for(devices, each):
-    """As experiment=librispeech_960 has it; the longest utterance has a batch anyhow."""
-    config = SoundConfig(["a"], ["b"], max_seconds=30, batch_seconds=300, global_batch_seconds=4800)
-    count, seconds = config.shared_by(devices)
-    assert seconds == each
-    assert count * devices * each == 4800 or each == config.max_seconds
+LIBRISPEECH_960, SMALL = (300, 4800), (120, 360)  # data.batch_seconds and data.global_batch_seconds of experiments
 
 
-@pytest.mark.parametrize(("devices", "each"), [(1, 120), (2, 90), (3, 120), (4, 90), (5, 72), (16, 30)])
-def test_an_update_has_what_is_asked_for_on_any_number_of_devices(devices, each):
-    """As experiment=small has it: on two devices two batches each, not the one and a half that a batch allows."""
-    config = SoundConfig(["a"], ["b"], max_seconds=30, batch_seconds=120, global_batch_seconds=360)
+@pytest.mark.parametrize(
+    ("limits", "devices", "each"),
+    [
+        *((LIBRISPEECH_960, *on) for on in ((1, 300), (8, 300), (16, 300), (20, 240), (64, 75), (400, 30))),
+        # on two devices two batches each, not the one and a half that a batch allows
+        *((SMALL, *on) for on in ((1, 120), (2, 90), (3, 120), (4, 90), (5, 72), (16, 30))),
+    ],
+)
+def test_an_update_has_what_is_asked_for_on_any_number_of_devices(limits, devices, each):
+    """But for the longest utterance, which has a batch anyhow."""
+    batch, update = limits
+    config = SoundConfig(["a"], ["b"], max_seconds=30, batch_seconds=batch, global_batch_seconds=update)
     count, seconds = config.shared_by(devices)
     assert seconds == each
-    assert count * devices * each == 360 or each == config.max_seconds
+    assert count * devices * each == update or each == config.max_seconds
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,10 @@ SENTENCES = {
         "夜来风雨声",
         "花落知多少",
     ],
+    "Russian": [*("Привет, мир!", "Ёлка зелёная.", "Москва", "Как дела?"), *("Спасибо", "Щука", "Объявление", "Июнь")],
     "French": [*("L’été déjà", "Où êtes-vous ?", "garçon", "Noël"), *("cœur", "À bientôt !", "forêt", "naïve")],
 }
-REFERENCES = {"Chinese": "你好世界", "French": "l'été déjà"}
+REFERENCES = {"Chinese": "你好世界", "Russian": "привет мир", "French": "l'été déjà"}
 
 
 @pytest.mark.parametrize("language", SENTENCES)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from torch._dynamo.testing import CompileCounter
 
 import asr
@@ -25,7 +24,6 @@ from asr.training.callbacks import Samples
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.run import train
-from asr.training.trainer import _cluster, device_count
 from tests.training.tones import options, write_corpus
 
 
@@ -322,78 +320,12 @@ def test_what_decodes_is_trained(corpus, trained, tmp_path):
     train(options(corpus, tmp_path / "further", "loss.ctc_weight=0", f"init_from={trained[0]}", "epochs=1"))
 
 
-def test_more_gpus_than_there_are_are_refused(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    with pytest.raises(ValueError, match="devices=4: this machine has GPUs for 1"):
-        device_count(options(corpus, tmp_path, "devices=4"))
-
-
-def test_half_precision_is_for_a_gpu(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match="precision=16-mixed is for a GPU"):
-        train(options(corpus, tmp_path / "run", "precision=16-mixed"))
-    assert not any(tmp_path.iterdir())
-
-
 def test_consistency_without_ctc_is_refused(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"loss\.ctc_weight must be positive"):
         options(corpus, tmp_path, "loss.consistency=0.2", "loss.ctc_weight=0")
     words = ["loss.consistency=0.2", "model.ctc=false", "validation.strategy=greedy", "validation.beam_size=1"]
     with pytest.raises(ValueError, match="no CTC head"):
         train(options(corpus, tmp_path / "exp", *words, "validation.ctc_weight=0"))
-
-
-SLURM = {
-    "SLURM_NTASKS": "2",
-    "SLURM_NTASKS_PER_NODE": "2",
-    "SLURM_JOB_ID": "1",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-}
-
-
-def cluster(monkeypatch, config, **variables):
-    for name, value in (SLURM | variables).items():
-        monkeypatch.setenv(name, value)
-    return _cluster(config)
-
-
-def test_slurms_tasks_are_the_processes_and_nothing_is_requeued(corpus, tmp_path, monkeypatch):
-    assert _cluster(options(corpus, tmp_path)) == []
-    [environment] = cluster(monkeypatch, options(corpus, tmp_path, "devices=2"))
-    assert isinstance(environment, SLURMEnvironment) and not environment.auto_requeue
-
-
-def test_one_task_of_slurm_starts_the_processes_of_its_machine(corpus, tmp_path, monkeypatch):
-    [environment] = cluster(monkeypatch, options(corpus, tmp_path, "devices=2"), SLURM_NTASKS="1")
-    assert isinstance(environment, LightningEnvironment)
-
-
-def test_tasks_that_lightning_does_not_know_by_machine_are_one_line(corpus, tmp_path, monkeypatch):
-    monkeypatch.setitem(SLURM, "SLURM_NTASKS_PER_NODE", "")
-    monkeypatch.delitem(SLURM, "SLURM_NTASKS_PER_NODE")
-    with pytest.raises(ValueError, match="--ntasks-per-node"):
-        cluster(monkeypatch, options(corpus, tmp_path, "devices=2"))
-
-
-@pytest.mark.parametrize(("settings", "tasks"), [(["devices=4"], "2"), (["devices=1", "nodes=2"], "1")])
-def test_other_tasks_than_processes_are_refused(corpus, tmp_path, monkeypatch, settings, tasks):
-    with pytest.raises(ValueError, match=f"SLURM has started {tasks} tasks, and devices= and nodes= are"):
-        cluster(monkeypatch, options(corpus, tmp_path, *settings), SLURM_NTASKS=tasks)
-
-
-def test_other_processes_of_torchrun_than_asked_for_are_refused(corpus, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for settings in ((), ("devices=3",), ("devices=2", "nodes=2")):
-        with pytest.raises(ValueError, match="torchrun has started 2 processes, and devices= and nodes= are"):
-            _cluster(options(corpus, tmp_path, *settings))
-    assert _cluster(options(corpus, tmp_path, "devices=2")) == _cluster(options(corpus, tmp_path, "nodes=2")) == []
-    with pytest.raises(ValueError, match="torchrun has started"):
-        train(options(corpus, tmp_path / "exp"))
-    assert not (tmp_path / "exp").exists()
 
 
 def test_processes_of_one_machine_share_its_cores(corpus, tmp_path, monkeypatch):
