@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asr.decode import Recognizer
 
 
-def add_decoding_options(parser: argparse.ArgumentParser) -> None:
+def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float = 360.0) -> None:
     group = parser.add_argument_group(
         "decoding", "what was tuned for the model (asr.tune) takes the place of a default with *"
     )
@@ -28,7 +28,8 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="float32, bfloat16, int8; auto (default): what is quick, int8 where so tuned",
     )
-    group.add_argument("--batch-seconds", type=float, default=360.0, help="seconds decoded at once (default: 360)")
+    at_once = f"seconds decoded at once (default: {batch_seconds:g})"
+    group.add_argument("--batch-seconds", type=float, default=batch_seconds, help=at_once)
     group.add_argument(
         "--piece-seconds", type=float, help="what is longer is cut at its pauses (default: 20, or as in the training)"
     )

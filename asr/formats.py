@@ -58,14 +58,19 @@ def _text(transcript: Transcript) -> str:
 
 
 def _json(transcript: Transcript) -> str:
-    known: dict[str, object] = {"file": transcript.name}
+    return json.dumps({"file": transcript.name, **as_dict(transcript)}, ensure_ascii=False) + "\n"
+
+
+def as_dict(transcript: Transcript) -> dict:
+    """All that is known of a transcript but its name, for JSON."""
+    known: dict[str, object] = {}
     if transcript.error:
         known["error"] = transcript.error
     if transcript.segments or not transcript.error:
         segments = [_segment(segment) for segment in transcript.segments]
         known |= {"text": transcript.text, "duration": round(transcript.duration, 3)}
         known |= {"confidence": _rounded(transcript.confidence), "segments": segments}
-    return json.dumps(known, ensure_ascii=False) + "\n"
+    return known
 
 
 def _segment(segment: Segment) -> dict:

@@ -178,7 +178,7 @@ class Recognizer:
         pieces: list[tuple[Job, Piece]] = []
         raised: list[Exception] = []
         seconds, ahead = 0.0, min(SOON, self.batch_seconds)
-        for job, piece in self._read(named(recordings, raised)):
+        for job, piece in self.read(named(recordings, raised)):
             if not waiting or waiting[-1] is not job:
                 waiting.append(job)
             if piece is not None:
@@ -195,7 +195,7 @@ class Recognizer:
         if raised:
             raise raised[0]
 
-    def _read(self, recordings: Iterable[tuple[str, Recording]]) -> Iterator[tuple[Job, Piece | None]]:
+    def read(self, recordings: Iterable[tuple[str, Recording]]) -> Iterator[tuple[Job, Piece | None]]:
         """Every piece of every recording; each recording ends with None."""
         for name, recording in recordings:
             job = Job(name)
@@ -253,15 +253,15 @@ class Recognizer:
     def _decode(self, pieces: list[tuple[Job, Piece]], progress: Callable[[float], None] | None) -> None:
         pieces = sorted(pieces, key=lambda item: -len(item[1].samples))
         while pieces:
-            size = self._fitting(self.batch_seconds, len(pieces[0][1].samples))
+            size = self.fitting(self.batch_seconds, len(pieces[0][1].samples))
             batch, pieces = pieces[:size], pieces[size:]
             for (job, piece), found in zip(batch, self.recognize([p.samples for _, p in batch]), strict=True):
-                job.segments += self._segments(piece, found)
+                job.segments += self.segments(piece, found)
             if progress:
                 progress(sum(len(piece.samples) for _, piece in batch) / self.rate)
         return_freed_blocks()
 
-    def _fitting(self, seconds: float, longest: int) -> int:
+    def fitting(self, seconds: float, longest: int) -> int:
         """How many inputs, of which the longest has so many steps, are so many seconds: one at least."""
         return max(1, int(seconds / max(longest / self.rate, self.window, 1 / self.rate)))
 
@@ -304,7 +304,7 @@ class Recognizer:
     def encode(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
         """The encoder's memory `(B, M, D)` of a batch and its lengths `(B,)`: 0 where all is silent."""
         on_cpu = self.model.device.type == "cpu"
-        size = self._fitting(ENCODED, max(map(len, inputs))) if on_cpu else len(inputs)
+        size = self.fitting(ENCODED, max(map(len, inputs))) if on_cpu else len(inputs)
         parts = [inputs[i : i + size] for i in range(0, len(inputs), size)]
         memories, lens = zip(*(self.model.transformer.encoder(*self.features(part)) for part in parts), strict=True)
         rows = [row for memory in memories for row in memory]
@@ -374,7 +374,7 @@ class Recognizer:
     def _text(self, hypothesis: Hypothesis) -> str:
         return self.model.tokenizer.decode(hypothesis.tokens).strip()
 
-    def _segments(self, piece: Piece, found: list[Hypothesis]) -> list[Segment]:
+    def segments(self, piece: Piece, found: list[Hypothesis]) -> list[Segment]:
         """One, or one for each stretch of the best hypothesis that has times of its own; each of those is one-best."""
         seconds, segments = len(piece.samples) / self.rate, []
         parts = timed_segments(found[0], self.model.transformer.config)

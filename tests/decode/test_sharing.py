@@ -1,0 +1,148 @@
+"""Requests of several threads share a recogniser's batches, and nothing else."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from asr.audio.reading import SAMPLE_RATE
+from asr.decode import DecodeOptions, Hypothesis, Recognizer, segments
+from asr.decode.segments import FRAME
+from asr.decode.sharing import Abandoned, SharedRecognizer
+
+
+def noise(seconds: float, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.1, round(seconds * SAMPLE_RATE)).astype(np.float32)
+
+
+class Slow(Recognizer):
+    """Waits before each batch until `go_on` lets it, and keeps what it was given."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.batches: list[list[float]] = []  # seconds of each piece
+        self.began, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def recognize(self, inputs: list[np.ndarray]) -> list[list[Hypothesis]]:
+        self.batches.append([len(x) / SAMPLE_RATE for x in inputs])
+        self.began.release()
+        assert self.go_on.acquire(timeout=30)
+        return super().recognize(inputs)
+
+
+@pytest.fixture
+def slow(tiny_model, noise_is_heard, monkeypatch) -> Slow:
+    monkeypatch.setattr(segments, "speech_probabilities", lambda samples: np.full(-(-len(samples) // FRAME), 0.9))
+    with torch.no_grad():
+        tiny_model.transformer.ctc.weight.mul_(5)
+    return Slow(tiny_model, DecodeOptions(beam_size=3), batch_seconds=6, precision="float32", piece_seconds=3)
+
+
+@pytest.fixture
+def pool(slow):
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+        slow.go_on.release(1000)
+
+
+def waiting(shared: SharedRecognizer, count: int) -> None:
+    """Waits until so many pieces wait."""
+    with shared._changed:
+        assert shared._changed.wait_for(lambda: len(shared._waiting) >= count, timeout=30)
+
+
+def test_what_comes_while_a_batch_is_decoded_is_decoded_in_one(slow, pool):
+    sounds = [noise(seconds, seed) for seed, seconds in enumerate((2.0, 1.0, 2.0, 1.5))]
+    shared = SharedRecognizer(slow)
+    transcripts = [pool.submit(shared.transcribe, sounds[0])]
+    slow.began.acquire()
+    for i, sound in enumerate(sounds[1:], 1):
+        transcripts.append(pool.submit(shared.transcribe, sound))
+        waiting(shared, i)
+    slow.go_on.release(8)
+    found = [transcript.result() for transcript in transcripts]
+    assert slow.batches == [[2.0], [2.0, 1.5, 1.0]]  # three of at most two seconds are the six of a batch
+    for transcript, sound in zip(found, sounds, strict=True):
+        alone = slow.transcribe(sound)
+        assert transcript.text == alone.text and transcript.duration == alone.duration
+        assert transcript.segments[0].score == pytest.approx(alone.segments[0].score, abs=1e-4)
+
+
+def test_a_batch_is_no_longer_than_the_recognisers(slow, pool):
+    shared = SharedRecognizer(slow)
+    transcripts = [pool.submit(shared.transcribe, noise(2.0))]
+    slow.began.acquire()
+    for i, seconds in enumerate((1.0, 3.0, 2.5, 0.5), 1):
+        transcripts.append(pool.submit(shared.transcribe, noise(seconds)))
+        waiting(shared, i)
+    slow.go_on.release(8)
+    assert all(transcript.result().segments for transcript in transcripts)
+    assert slow.batches == [[2.0], [3.0, 1.0], [2.5, 0.5]]  # padded to its longest, each has at most six seconds
+
+
+def test_requests_of_other_options_have_batches_of_their_own(slow, pool):
+    shared = SharedRecognizer(slow)
+    asked = slow.with_options(phrases=["abab"], phrase_weight=50.0)
+    transcripts = [pool.submit(shared.transcribe, noise(2.0))]
+    slow.began.acquire()
+    for i, own in enumerate((None, asked, None), 1):
+        transcripts.append(pool.submit(shared.transcribe, noise(2.0), own))
+        waiting(shared, i)
+    slow.go_on.release(8)
+    first, second, other, third = (transcript.result() for transcript in transcripts)
+    assert slow.batches == [[2.0], [2.0, 2.0], [2.0]]
+    assert first.text == second.text == third.text
+    assert "abab" in other.text.replace(" ", "") and "abab" not in first.text.replace(" ", "")
+
+
+def test_a_long_recording_does_not_hold_up_a_short_one(slow, pool):
+    shared = SharedRecognizer(slow)
+    long = pool.submit(shared.transcribe, noise(60.0))
+    slow.began.acquire()
+    short = pool.submit(shared.transcribe, noise(1.0, seed=1))
+    slow.go_on.release(4)
+    short.result(timeout=30)
+    assert not long.done()
+    slow.go_on.release(60)
+    assert long.result().duration == 60.0
+    assert [segment.start for segment in long.result().segments] == sorted(s.start for s in long.result().segments)
+
+
+def test_what_fails_is_told_to_those_in_the_batch_and_the_next_is_decoded(slow, monkeypatch):
+    shared = SharedRecognizer(slow)
+
+    def failing(inputs):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slow, "recognize", failing)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            shared.transcribe(noise(1.0))
+    slow.go_on.release()
+    assert shared.transcribe(noise(1.0)).segments
+
+
+def test_of_a_request_that_nobody_waits_for_nothing_more_is_decoded(slow, pool):
+    shared = SharedRecognizer(slow)
+    gone = threading.Event()
+    long = pool.submit(shared.transcribe, noise(60.0), is_wanted=lambda: not gone.is_set())
+    slow.began.acquire()
+    gone.set()
+    slow.go_on.release(8)
+    with pytest.raises(Abandoned):
+        long.result(timeout=30)
+    assert len(slow.batches) == 1
+    assert shared.transcribe(noise(1.0)).segments
+
+
+def test_what_a_damaged_file_has_before_its_end_is_transcribed(slow, tmp_path):
+    slow.go_on.release(8)
+    soundfile.write(tmp_path / "whole.wav", noise(5.0), SAMPLE_RATE)
+    (tmp_path / "cut.wav").write_bytes((tmp_path / "whole.wav").read_bytes()[:-20_000])
+    shared = SharedRecognizer(slow)
+    transcript = shared.transcribe(tmp_path / "cut.wav")
+    assert "cut off" in transcript.error and transcript.text
+    assert "no such file" in shared.transcribe(tmp_path / "none.wav").error
