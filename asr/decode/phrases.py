@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,8 +56,8 @@ class Phrases(NamedTuple):
             return None
         if len(tree.children) * V > LARGEST:
             raise ValueError(f"phrases: {len(texts)} are too many for a vocabulary of {V} tokens")
-        after_a_word = torch.tensor([not spaced or _ends_a_word(tokenizer, token, eos) for token in range(V)])
-        earned, places = tree.tables(after_a_word)
+        after_a_word = np.array([not spaced or _ends_a_word(tokenizer, token, eos) for token in range(V)])
+        earned, places = map(torch.from_numpy, tree.tables(after_a_word))
         # where a space is a token of its own there is none before the first word
         apart = spaced and not tokenizer.piece(tokenizer.encode("a")[0]).startswith(SPACE)
         first = {tokenizer.piece(token): child for token, child in root.items()}
@@ -101,29 +102,29 @@ class _Tree:
             place = self.children[place][token]
         self.ends[place] = True
 
-    def tables(self, after_a_word: Tensor) -> tuple[Tensor, Tensor]:
+    def tables(self, after_a_word: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of each of N places and V tokens: how many tokens of phrases a hypothesis has after it, of those that it has
         in the place, said to the end or on the way; and where it is then. `after_a_word (V,)`: before which tokens a
         word is at its end.
 
-        Where a phrase is left, what of it ended at a word's end stays, and a phrase that begins later goes on: the
-        longest one that is the end of the place's tokens (Aho & Corasick 1975)."""
+        Where a phrase is left, what of it ended at a word's end stays, and the tokens behind that are those of phrases
+        that began later: a hypothesis is then where it would be without the longer phrase (Aho & Corasick 1975)."""
         N, V = len(self.children), len(after_a_word)
-        earned, places = torch.zeros(N, V), torch.zeros(N, V, dtype=torch.int32)
-        kept, suffix = [0] * N, [0] * N
+        earned, places = np.zeros((N, V), np.float32), np.zeros((N, V), np.int32)
+        without = [(0, 0)] * N  # of each place: how many tokens a hypothesis has that leaves the phrase, and its place
         for place in sorted(range(N), key=self.depth.__getitem__):
-            depth, ends, unspaced = self.depth[place], self.ends[place], self.unspaced[place]
+            unspaced = self.unspaced[place]
+            within_a_word = without[place]
+            at_its_end = (self.depth[place], 0) if self.ends[place] else within_a_word
             if place:
-                at_end = torch.ones_like(after_a_word) if unspaced else after_a_word
-                for stays, here in ((kept[place], ~at_end), (depth if ends else kept[place], at_end)):
-                    later = suffix[place]
-                    while self.depth[later] > depth - stays:  # no token counts twice
-                        later = suffix[later]
-                    earned[place, here] = stays + earned[later, here]
-                    places[place, here] = places[later, here]
+                at_end = np.ones_like(after_a_word) if unspaced else after_a_word
+                for (tokens, left), here in ((within_a_word, ~at_end), (at_its_end, at_end)):
+                    earned[place, here] = tokens - self.depth[left] + earned[left, here]
+                    places[place, here] = places[left, here]
             for token, child in self.children[place].items():
-                suffix[child] = int(places[place, token]) if place else 0
-                kept[child] = depth if ends and (unspaced or after_a_word[token]) else kept[place]
+                if place:
+                    tokens, left = at_its_end if unspaced or after_a_word[token] else within_a_word
+                    without[child] = tokens - self.depth[left] + int(earned[left, token]), int(places[left, token])
                 earned[place, token], places[place, token] = self.depth[child], child
         return earned, places
 

@@ -60,6 +60,34 @@ def test_it_is_the_bonus_of_the_phrases_that_stand_in_a_text():
         assert total(phrases, LETTERS.encode(" ".join(text))) - nothing == pytest.approx(read(list(text))), text
 
 
+@pytest.mark.parametrize("said", [["a ab cd", "ab"], ["ab cd b a", "cd", "cd b dd"], ["ab b cd", "b cd a", "b"]])
+def test_no_phrase_takes_from_another_what_it_has_earned(said):
+    """Against the most tokens of phrases apart from each other that a text of up to five words has in it."""
+    phrases, words = Phrases.of([[phrase] for phrase in said], 1.0, LETTERS, EOS), ["a", "ab", "b", "cd", "dd"]
+    nothing = total(phrases, [])
+
+    def most(text: tuple[str, ...]) -> int:
+        begun = [way for phrase in said if text[: len(way := tuple(phrase.split()))] == way]
+        ways = [sum(map(len, way)) + len(way) + most(text[len(way) :]) for way in begun]
+        return max([*ways, most(text[1:])]) if text else 0
+
+    texts = [text for n in range(6) for text in itertools.product(words, repeat=n)]
+    for text in random.Random(0).sample(texts, 300):
+        assert total(phrases, LETTERS.encode(" ".join(text))) - nothing == pytest.approx(most(text)), text
+
+
+def test_a_phrase_within_a_longer_one_that_is_not_said_to_its_end_earns():
+    letters = CharTokenizer(list(" abcdefghijklmnopqrstuvwxyz"))
+    for said, text, tokens in (
+        (["new york city", "york"], "in new york times", 5),
+        (["kim jong un", "jong"], "kim jong il", 5),
+        (["san francisco bay area", "francisco", "bay"], "san francisco bay bridge", 14),
+        (["san francisco bay area", "francisco", "bay"], "san francisco bay area", 23),
+    ):
+        phrases = Phrases.of([[phrase] for phrase in said], 1.0, letters, EOS)
+        assert total(phrases, letters.encode(text)) - total(phrases, []) == tokens, text
+
+
 def test_no_token_earns_twice():
     """A phrase that overlaps with itself does not make a loop pay."""
     phrases = Phrases.of([["ab ab ab"], ["a b"], ["b a"]], 1.0, LETTERS, EOS)
