@@ -134,7 +134,7 @@ class FrontEnd(nn.Module):
         else:
             floor = LOG_FLOOR
             if self.config.normalization != "global":  # its mean takes a gain out: as good as one before the floor
-                floor = (LOG_FLOOR / quiet_gain(inputs.detach()).square())[:, :, None]
+                floor = (LOG_FLOOR / quiet_gain(inputs.detach(), lens).square())[:, :, None]
             X = self._mel_power(inputs).clamp_(min=floor).log_().transpose(1, 2)
         return X, self.output_lens(lens)
 
@@ -173,13 +173,18 @@ class FrontEnd(nn.Module):
         self.std.copy_(std.clamp(min=SMALLEST_STD))
 
 
-def quiet_gain(samples: Tensor) -> Tensor:
-    """What brings the amplitude of each row of `(B, N)` to `QUIET`, `(B, 1)`: 1 for what is louder, 30 at most.
+def quiet_gain(samples: Tensor, lens: Tensor | None = None) -> Tensor:
+    """What brings the amplitude of each row of `(B, N)`, of which `lens (B,)` samples count (None: all), to `QUIET`,
+    `(B, 1)`: 1 for what is louder, 30 at most.
 
     The amplitude is what all of a row's `CLICK` loudest blocks reach, wherever its zero lies: neither a click nor an
     offset makes a quiet recording a loud one."""
-    blocks = samples[:, : samples.shape[1] // BLOCK * BLOCK].unflatten(1, (samples.shape[1] // BLOCK, BLOCK))
-    amplitudes = nn.functional.pad((blocks.amax(dim=2) - blocks.amin(dim=2)) / 2, (0, CLICK))
+    count = samples.shape[1] // BLOCK
+    blocks = samples[:, : count * BLOCK].unflatten(1, (count, BLOCK))
+    amplitudes = (blocks.amax(dim=2) - blocks.amin(dim=2)) / 2
+    if lens is not None:  # an offset ends in the middle of a block
+        amplitudes = amplitudes.masked_fill(torch.arange(count, device=lens.device) >= lens[:, None] // BLOCK, 0.0)
+    amplitudes = nn.functional.pad(amplitudes, (0, CLICK))
     return QUIET / amplitudes.topk(CLICK, dim=1).values[:, -1:].clamp(SILENCE, QUIET)
 
 
