@@ -25,10 +25,14 @@ class EpochTimer(L.Callback):
     are logged before its line."""
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.started, self.first = time.monotonic(), trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        self.begin(trainer, module, trainer.fit_loop.epoch_loop.batch_progress.current.completed)
 
     def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.started, self.first = time.monotonic(), 0
+        self.begin(trainer, module, 0)
+
+    def begin(self, trainer: L.Trainer, module: L.LightningModule, first: int) -> None:
+        """Of an epoch, at its batch `first`: more than 0 where it is resumed."""
+        self.started, self.first = time.monotonic(), first
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: Training) -> None:
         module.log_train_means()
@@ -49,15 +53,8 @@ class EpochLine(EpochTimer):
         self.sound_seconds = sound_seconds
         self.shown = shown
 
-    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        super().on_train_start(trainer, module)
-        self._count_anew(trainer, module)
-
-    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        super().on_train_epoch_start(trainer, module)
-        self._count_anew(trainer, module)
-
-    def _count_anew(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def begin(self, trainer: L.Trainer, module: L.LightningModule, first: int) -> None:
+        super().begin(trainer, module, first)
         self.waited_before = trainer.train_dataloader.waited
         self.trained = 0.0  # seconds, validation not counted
         self.frames, self.real_frames = 0, torch.zeros((), device=module.device)  # read once an epoch
