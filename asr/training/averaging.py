@@ -26,13 +26,21 @@ logger = logging.getLogger(__name__)
 
 
 class BestCheckpoints(ModelCheckpoint):
-    """Checkpoints by a figure of the dev set. Those of a training that goes on with another dev set are set aside as
-    soon as an epoch is scored on that."""
+    """The checkpoints of the `count` epochs whose logged `figure` of the dev set is least, in its name to so many
+    `decimals`; an epoch that is repeated after a kill replaces what it had saved. Those of a training that goes on with
+    another dev set are set aside as soon as an epoch is scored on that."""
 
     of_another_set: Sequence[Path] = ()
 
-    def __init__(self, data: ResumableData, folder: Path, **settings: Any):
-        super().__init__(folder, **settings)
+    def __init__(self, data: ResumableData, out: Path, figure: str, decimals: int, count: int = 1):
+        super().__init__(
+            out / "checkpoints",
+            filename=f"{{epoch:03d}}-{{{figure}:.{decimals}f}}",
+            auto_insert_metric_name=False,
+            monitor=figure,
+            save_top_k=count,
+            enable_version_counter=False,
+        )
         self.data = data
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -52,20 +60,6 @@ class BestCheckpoints(ModelCheckpoint):
                     path.unlink()  # of this epoch before a kill, after which it was repeated
             self.of_another_set = ()
         super().on_validation_end(trainer, pl_module)
-
-
-def keep_best(data: ResumableData, out: Path, figure: str, decimals: int, count: int = 1) -> BestCheckpoints:
-    """Keeps the checkpoints of the `count` epochs whose logged `figure` is least, in its name to so many `decimals`; an
-    epoch that is repeated after a kill replaces what it had saved."""
-    return BestCheckpoints(
-        data,
-        out / "checkpoints",
-        filename=f"{{epoch:03d}}-{{{figure}:.{decimals}f}}",
-        auto_insert_metric_name=False,
-        monitor=figure,
-        save_top_k=count,
-        enable_version_counter=False,
-    )
 
 
 class EMA(WeightAveraging):

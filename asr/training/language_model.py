@@ -14,7 +14,7 @@ from asr.model.decoder import targets
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
-from asr.training.averaging import average_checkpoints, best_checkpoints, keep_best
+from asr.training.averaging import BestCheckpoints, average_checkpoints, best_checkpoints
 from asr.training.base import Training
 from asr.training.building import adapt_language_model
 from asr.training.callbacks import EpochTimer
@@ -93,7 +93,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
         model = LanguageModel(shape)
     longest = model.config.longest_transcript
     data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed, longest)
-    best, latest = keep_best(data, out, "dev/loss", 4), LastCheckpoint(out / "checkpoints", config.save_minutes)
+    best, latest = BestCheckpoints(data, out, "dev/loss", 4), LastCheckpoint(out / "checkpoints", config.save_minutes)
     board = TensorBoardLogger(out, name="tensorboard", version="")
     trainer = lightning_trainer(config, [FreedMemory(), best, latest, PerplexityLine(data.tokens)], logger=board)
     updates = config.epochs * data.updates_per_epoch(trainer.world_size)

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from asr.audio.augment import change_speed
 from asr.model.best_rq import MaskedPrediction, Prediction
 from asr.model.encoder_model import EncoderModel
-from asr.training.averaging import average_checkpoints, best_checkpoints, keep_best
+from asr.training.averaging import BestCheckpoints, average_checkpoints, best_checkpoints
 from asr.training.base import Training
 from asr.training.batches import Batch
 from asr.training.callbacks import EpochLine
@@ -76,7 +76,7 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
     data = SoundData(config.data, config.seed, device_count(config))
     model = EncoderModel(config.features, replace(config.model, input_dim=config.features.dim))
     data.fit_to(model.front_end, model.encoder)
-    best = keep_best(data, out, "dev/loss", 4)
+    best = BestCheckpoints(data, out, "dev/loss", 4)
     latest = LastCheckpoint(out / "checkpoints", config.save_minutes)
     line = EpochLine(data.train_seconds, {"dev/accuracy": "dev accuracy {:.1f} %"})
     callbacks = [FreedMemory(), LargestFirst(data), best, latest, line, LearningRateMonitor("step")]

@@ -18,7 +18,7 @@ from asr.model.bigram import MOST_TOKENS, Bigram
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
-from asr.training.averaging import EMA, average_checkpoints, best_checkpoints, figure_of, interpolate, keep_best
+from asr.training.averaging import EMA, BestCheckpoints, average_checkpoints, best_checkpoints, figure_of, interpolate
 from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder, writing_of
 from asr.training.callbacks import EpochLine, Patience, Samples
 from asr.training.config import OF_THE_REST, TokenizerConfig, TrainConfig
@@ -157,7 +157,7 @@ def _check_config(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
 
 
 def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callback]:
-    best = keep_best(data, out, "dev/wer", 2, config.average)
+    best = BestCheckpoints(data, out, "dev/wer", 2, config.average)
     latest = LastCheckpoint(out / "checkpoints", config.save_minutes)
     shown = [EpochLine(data.train_seconds, {"dev/wer": "dev WER {:.2f} %"}), Samples(), LearningRateMonitor("step")]
     callbacks = [FreedMemory(), LargestFirst(data), best, latest, *shown]
