@@ -112,8 +112,7 @@ class SoundData(ResumableData):
         return round(float(np.quantile([cut.duration for cut in self.train_cuts], 0.99)), 2)
 
     def train_dataloader(self) -> TimedLoader:
-        batches = self.resumable(self._train_sampler(), self.seed)
-        return self._loader(batches, self.speeds, self.buckets, self.conditions)
+        return self._loader(self.resumable(self._train_sampler()), self.speeds, self.buckets, self.conditions)
 
     def dev_set(self) -> list[float]:
         return [len(self.dev_cuts), sum(cut.duration for cut in self.dev_cuts)]

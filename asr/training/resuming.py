@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,9 +66,8 @@ class Resumable(Sampler):
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         first = self.done[1] if self.done[0] == self.epoch else 0
-        for i, batch in enumerate(self.batches):
-            if i >= first:
-                yield batch, step_seed(self.seed, self.epoch, i)
+        for i, batch in islice(enumerate(self.batches), first, None):
+            yield batch, step_seed(self.seed, self.epoch, i)
 
 
 class ResumableData(L.LightningDataModule):
@@ -78,7 +78,7 @@ class ResumableData(L.LightningDataModule):
     has_another_dev_set = False  # than when the checkpoint was made
     seed: int
 
-    def resumable(self, batches: Sampler, seed: int) -> Resumable:
+    def resumable(self, batches: Sampler) -> Resumable:
         """The training's batches, from where the checkpoint left off."""
         loop = self.trainer.fit_loop
         epoch = loop.epoch_progress.current.processed
@@ -88,7 +88,7 @@ class ResumableData(L.LightningDataModule):
             )
             self.done = epoch, 0
             loop.epoch_loop.batch_progress.current.reset()
-        resumable = Resumable(batches, seed, self.done)
+        resumable = Resumable(batches, self.seed, self.done)
         resumable.set_epoch(epoch)  # Lightning sets it too late for the first epoch after a resume
         return resumable
 

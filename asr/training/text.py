@@ -69,7 +69,7 @@ class TextData(ResumableData):
 
     def train_dataloader(self) -> DataLoader:
         batches = self._train_batches(self.trainer.global_rank, self.trainer.world_size)
-        return DataLoader(Lines(self.train_lines), sampler=self.resumable(batches, self.seed), batch_size=None)
+        return DataLoader(Lines(self.train_lines), sampler=self.resumable(batches), batch_size=None)
 
     def batches_by(self) -> list[float]:
         return [len(self.train_lines), self.tokens, self.config.batch_tokens]
