@@ -57,8 +57,12 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        entry = _entry(line)
-        if fault := _fault(entry, transcribed):
+        try:
+            entry = json.loads(line)
+            fault = _fault(entry, transcribed)
+        except json.JSONDecodeError as error:
+            fault = f"not JSON ({error.msg})"
+        if fault:
             yield Utterance(f"line {number}", path, "", fault=fault)
             continue
         default = entry.get("audio_filepath") or f"{path.name} line {number}"
@@ -67,17 +71,8 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
         yield entry | {"id": default if entry.get("id") in (None, "") else str(entry["id"])}
 
 
-def _entry(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        return error
-
-
 def _fault(entry: Any, transcribed: bool) -> str | None:
     """What is wrong with a line of a manifest; None: nothing."""
-    if isinstance(entry, json.JSONDecodeError):
-        return f"not JSON ({entry.msg})"
     if not isinstance(entry, dict):
         return "not a JSON object"
     for key in ("duration", "offset"):
