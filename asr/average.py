@@ -31,8 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs(args.models, args.out)
     check_no_model(args.out)
-    from asr.decode.tuning import FILE as TUNING
-    from asr.decode.tuning import LANGUAGE_MODEL
+    from asr.decode.tuning import LANGUAGE_MODEL, TUNING
     from asr.training.averaging import average_models
 
     average_models(args.models).save(args.out, args.dtype)

@@ -55,13 +55,13 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError("--write needs --model: the model that ships is not changed")
     from asr.corpus import open_corpus
     from asr.decode.recognizer import FOREIGN
-    from asr.decode.tuning import FILE, load_tuning, save_tuning
+    from asr.decode.tuning import TUNING, load_tuning, save_tuning
 
     if args.write and str(args.model).startswith(FOREIGN):
         raise ValueError("--write needs a model folder: import the checkpoint first (asr.import_model)")
     recognizer = load_recognizer(args)
     if args.write:
-        check_outputs(Path(args.model) / FILE)
+        check_outputs(Path(args.model) / TUNING)
     there = {"--lm": recognizer.language_model, "--ngram": recognizer.ngram}
     for name, of in MODELS.items():
         if any(getattr(args, f"{name}s") or ()) and there[of] is None:

@@ -15,7 +15,7 @@ from asr.decode.confidence import Calibration
 from asr.decode.options import DecodeOptions
 from asr.model.folder import ModelError
 
-FILE, LANGUAGE_MODEL = "decoding.json", "lm"
+TUNING, LANGUAGE_MODEL = "decoding.json", "lm"
 
 
 class Tuning(NamedTuple):
@@ -42,14 +42,14 @@ def save_tuning(
         shutil.copytree(language_model, inside, dirs_exist_ok=True)
     tuned = {"options": asdict(options), "calibration": calibration and asdict(calibration), "int8": int8}
     tuned |= {"piece_seconds": piece_seconds} if piece_seconds else {}
-    (Path(folder) / FILE).write_text(json.dumps(tuned, indent=2) + "\n", encoding="utf-8")
+    (Path(folder) / TUNING).write_text(json.dumps(tuned, indent=2) + "\n", encoding="utf-8")
 
 
 def load_tuning(folder: str | Path) -> Tuning:
     """What a model folder says about decoding; the defaults where nothing was tuned.
 
     Raises ModelError where the file is damaged or of another version."""
-    path, inside = Path(folder) / FILE, Path(folder) / LANGUAGE_MODEL
+    path, inside = Path(folder) / TUNING, Path(folder) / LANGUAGE_MODEL
     language_model = inside if inside.is_dir() else None
     if not path.is_file():
         return Tuning(language_model=language_model)

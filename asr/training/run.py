@@ -12,8 +12,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 
 from asr.audio.distort import DistortionConfig
 from asr.decode.search import check_options
-from asr.decode.tuning import FILE as TUNING
-from asr.decode.tuning import LANGUAGE_MODEL
+from asr.decode.tuning import LANGUAGE_MODEL, TUNING
 from asr.model.bigram import MOST_TOKENS, Bigram
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
