@@ -64,13 +64,10 @@ class ConvSubsampling(nn.Module):
             X = nn.functional.pad(X, (0, 0, 0, self.reach - X.shape[1]))
         if torch.is_grad_enabled() or X.shape[1] <= PART * self.factor:
             return self._subsample(X), self.output_lens(X_lens)
-        parts = X.split(PART * self.factor, dim=1)
-        overlap = self.reach - self.factor
-        following = [part[:, :overlap] for part in parts[1:]]
-        whole = [torch.cat(pair, dim=1) for pair in zip(parts, following, strict=False)]
-        if parts[-1].shape[1] >= self.reach:
-            whole.append(parts[-1])
-        return torch.cat([self._subsample(part) for part in whole], dim=1), self.output_lens(X_lens)
+        # each reaches into the next as far as its last output frame sees
+        begins = range(0, X.shape[1] - self.reach + 1, PART * self.factor)
+        parts = [X[:, begin : begin + (PART - 1) * self.factor + self.reach] for begin in begins]
+        return torch.cat([self._subsample(part) for part in parts], dim=1), self.output_lens(X_lens)
 
     def _subsample(self, X: Tensor) -> Tensor:
         first, *others = self.convolutions
