@@ -11,6 +11,7 @@ subtracted where another is added (`asr.model.bigram`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -245,8 +246,7 @@ class BeamSearch:
         if self.ctc:
             self.ctc, ctc = self.ctc.follow(now.ctc, self.look_at_past)
             now = replace(now, ctc=ctc)
-        states = {name: getattr(now, name) for name in ("decoder", "lm")}
-        self.running = replace(now, **{name: state and state.compact() for name, state in states.items()})
+        self.running = replace(now, decoder=now.decoder and now.decoder.compact(), lm=now.lm and now.lm.compact())
 
     def _end(self, score: Tensor, step: int) -> None:
         """Enters the running hypotheses as they would end now, `score (B, W)`, into the table of ended ones."""
@@ -277,11 +277,7 @@ class BeamSearch:
         columns = (self.places, ended.tokens[:, :n], ended.scores[:, :n], ended.lens[:, :n], ended.score[:, :n])
         for place, *hypotheses in zip(*(column[rows].tolist() for column in columns), strict=True):
             self.found[place] = [
-                Hypothesis(tokens[:size], score, _differences(scores[:size]))
+                Hypothesis(tokens[:size], score, [after - before for before, after in pairwise([0.0, *scores[:size]])])
                 for tokens, scores, size, score in zip(*hypotheses, strict=True)
                 if score > LOG_ZERO
             ] or [Hypothesis([], LOG_ZERO)]
-
-
-def _differences(sums: list[float]) -> list[float]:
-    return [now - before for now, before in zip(sums, [0.0, *sums], strict=False)]
