@@ -124,6 +124,10 @@ class ModelConfig:
         return self.d_k or self.d_model // self.num_heads
 
     @property
+    def value_dim(self) -> int:
+        return self.d_v or self.d_model // self.num_heads
+
+    @property
     def attention_window(self) -> tuple[int, int] | None:
         """Of the encoder's self-attention: frames before, frames after."""
         return None if self.attention_left is None else (self.attention_left, self.attention_right)
@@ -141,10 +145,6 @@ class ModelConfig:
         """How many tokens a transcript can have, of memories of `memory_lens (B,)` frames."""
         most = (memory_lens * self.tokens_per_frame).ceil().long()
         return most if self.longest_transcript is None else most.clamp(max=self.longest_transcript)
-
-    @property
-    def value_dim(self) -> int:
-        return self.d_v or self.d_model // self.num_heads
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> ModelConfig:
