@@ -311,14 +311,14 @@ def _memory_frames(model: SpeechModel) -> int:
 
 def _whisper_description(model: SpeechModel) -> dict[str, Any]:
     config = model.transformer.config
-    tokens = {"bos_token_id": config.eos, "pad_token_id": config.eos}
     return {
         "model_type": "whisper",
         "architectures": ["WhisperForConditionalGeneration"],
         "num_mel_bins": config.input_dim,
         "max_source_positions": _memory_frames(model),
         **_shape(config),
-        **tokens,
+        "bos_token_id": config.eos,
+        "pad_token_id": config.eos,
     }
 
 

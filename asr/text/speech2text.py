@@ -9,6 +9,7 @@ from pathlib import Path
 from asr.text.tokenizer import Tokenizer
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+UNKNOWN = SPECIAL.index("<unk>")
 
 
 class Speech2TextTokenizer(Tokenizer):
@@ -34,19 +35,17 @@ class Speech2TextTokenizer(Tokenizer):
         return cls((folder / cls.file_name).read_bytes(), ids)
 
     def encode(self, text: str) -> list[int]:
-        unknown = SPECIAL.index("<unk>")
-        return [self._ids.get(piece, unknown) for piece in self._processor.EncodeAsPieces(text)]
+        return [self._ids.get(piece, UNKNOWN) for piece in self._processor.EncodeAsPieces(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        unknown = SPECIAL.index("<unk>")
-        pieces = ["\ufffd" if i == unknown else self._pieces[i] for i in ids if i >= unknown]
+        pieces = ["\ufffd" if i == UNKNOWN else self._pieces[i] for i in ids if i >= UNKNOWN]
         return self._processor.DecodePieces(pieces)
 
     def piece(self, token: int) -> str:
         return self._pieces[token]
 
     def lacks_some(self, ids: Sequence[int]) -> bool:
-        return SPECIAL.index("<unk>") in ids
+        return UNKNOWN in ids
 
     def save(self, folder: str | Path) -> None:
         folder = Path(folder)
