@@ -103,16 +103,16 @@ class SpeechDataset(Dataset):
         tokenizer: Tokenizer | None,
         speeds: list[float],
         buckets: list[Bucket],
-        longest: int | None = None,
+        most_labels: int | None = None,
         conditions: Conditions | None = None,
-        longest_text: int | None = None,
+        most_text_tokens: int | None = None,
     ):
-        """`tokenizer` None: there are no labels; `longest`: the most labels that the decoder has positions for,
-        `longest_text`: the most tokens of a text that the encoder has positions for, None: any number; `conditions`:
-        under which a sound seems to have been recorded, None: those under which it was."""
+        """`tokenizer` None: there are no labels; `most_labels`: for how many the decoder has positions,
+        `most_text_tokens`: for how many of a text the encoder has some, None: any number; `conditions`: under which a
+        sound seems to have been recorded, None: those under which it was."""
         self.tokenizer = tokenizer
         self.conditions = conditions
-        self.longest, self.longest_text = longest or sys.maxsize, longest_text or sys.maxsize
+        self.most_labels, self.most_text_tokens = most_labels or sys.maxsize, most_text_tokens or sys.maxsize
         self.speeds = speeds
         self.skipped = Skipped("reading")  # by this process, in all epochs
         self.seconds = [bucket.seconds for bucket in buckets]
@@ -135,14 +135,14 @@ class SpeechDataset(Dataset):
         seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
         rate = STEPS_PER_SECOND if cuts[0].recording is None else SAMPLE_RATE
         if input_kind(cuts[0]) == "text":  # which has fewer tokens than characters, by which buckets go
-            length = min(_rounded(inputs), self.longest_text)
+            length = min(_rounded(inputs), self.most_text_tokens)
         else:  # a file may have a little more than it is said to
             length = math.ceil(seconds * rate)
             inputs = [x[:length] for x in inputs]
         return Batch(
             _padded(inputs, length),
             torch.tensor([len(x) for x in inputs]),
-            _padded(labels, min(_rounded(labels), self.longest)),
+            _padded(labels, min(_rounded(labels), self.most_labels)),
             torch.tensor([len(y) for y in labels]),
             texts,
             speed,

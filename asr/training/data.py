@@ -38,8 +38,8 @@ class SoundData(ResumableData):
     """The corpora of a training, checked and batched; nobody asks for their transcripts."""
 
     tokenizer: Tokenizer | None = None
-    longest: int | None = None  # labels that the decoder has positions for; None: any number
-    longest_text: int | None = None  # tokens of a text that the encoder has positions for; None: any number
+    most_labels: int | None = None  # for which the decoder has positions; None: any number
+    most_text_tokens: int | None = None  # of a text, for which the encoder has positions; None: any number
 
     def __init__(self, config: SoundConfig, seed: int, devices: int = 1):
         """`devices` over all machines share an update."""
@@ -156,7 +156,7 @@ class SoundData(ResumableData):
         if workers < 0:  # the processes of a machine share its cores
             workers = min(8, max(1, _cores() // self.trainer.num_devices))
         return TimedLoader(
-            SpeechDataset(self.tokenizer, speeds, buckets, self.longest, conditions, self.longest_text),
+            SpeechDataset(self.tokenizer, speeds, buckets, self.most_labels, conditions, self.most_text_tokens),
             sampler=batches,
             batch_size=None,
             num_workers=workers,
@@ -203,9 +203,9 @@ class SpeechData(SoundData):
         `tokens_per_frame` asks for."""
         self.tokenizer = model.tokenizer
         self.window = model.front_end.config.pad_seconds
-        self.longest = model.transformer.config.longest_transcript
+        self.most_labels = model.transformer.config.longest_transcript
         if model.transformer.encoder.positions.kind == "learned":
-            self.longest_text = model.transformer.config.max_positions
+            self.most_text_tokens = model.transformer.config.max_positions
         self._take(model.front_end.config)
         common = model.front_end, model.transformer.encoder, self.tokenizer
         frames = memory_lengths(self.train_cuts, max(self.speeds), *common)
@@ -235,9 +235,9 @@ class SpeechData(SoundData):
 
     def _unplaced_labels(self, labels: list[int]) -> str | None:
         """Why the decoder has too few positions for labels; None: it has enough."""
-        if self.longest is None or len(labels) <= self.longest:
+        if self.most_labels is None or len(labels) <= self.most_labels:
             return None
-        return f"{len(labels)} labels are more than the {self.longest} that the decoder has positions for"
+        return f"{len(labels)} labels are more than the {self.most_labels} that the decoder has positions for"
 
     def _too_short(self, frames: int, labels: list[int], model: SpeechModel) -> str | None:
         """Why so many encoder frames are too few for labels; None: they are enough."""
