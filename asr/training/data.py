@@ -312,24 +312,25 @@ def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> Cut
 def _normalized(cuts: CutSet, normalizer: str, unasked: str = "") -> CutSet:
     """The cuts with normalised transcripts. A warning where a normaliser that nobody has asked for (`unasked` says why
     it is that) takes transcripts' letters for others, or digits for words."""
-    normalize, count, changed = get_normalizer(normalizer), len(cuts), []
-
-    def empty(cut: MonoCut) -> str | None:
+    normalize, changed = get_normalizer(normalizer), []
+    for cut in cuts:
         said = cut.supervisions[0].text or ""
         written = cut.supervisions[0].text = normalize(said)
         if unasked and any(c.isalnum() and c.lower() not in written for c in said):
             changed.append((said, written))
         if input_kind(cut) == "text":
             cut.custom["source"] = normalize(cut.custom["source"])
-            if not cut.custom["source"]:
-                return "its source is empty after normalisation"
-        return None if written else "its transcript is empty after normalisation"
 
-    cuts = _fit(cuts, "transcripts", empty)
+    def empty(cut: MonoCut) -> str | None:
+        if input_kind(cut) == "text" and not cut.custom["source"]:
+            return "its source is empty after normalisation"
+        return None if cut.supervisions[0].text else "its transcript is empty after normalisation"
+
+    fit = _fit(cuts, "transcripts", empty)
     if changed:
         logger.warning(
             "data.normalizer=%s, %s, rewrites %d of %d transcripts, as %r, which becomes %r (neutral keeps letters and"
             " digits, none everything; data.normalizer=%s says that it is meant so)",
-            *(normalizer, unasked, len(changed), count, *changed[0], normalizer),
+            *(normalizer, unasked, len(changed), len(cuts), *changed[0], normalizer),
         )
-    return cuts
+    return fit
