@@ -42,7 +42,7 @@ def prepare(args: argparse.Namespace) -> None:
     written: list[Path] = []
     with _removed_where_it_fails(written):
         if args.wav:
-            cuts = CutSet.from_cuts(_copies(cuts, args.wav, written)).to_eager()
+            cuts = CutSet.from_cuts(_copies(cuts, args.wav, written))
         _write(cuts, args.out)
 
 
@@ -133,16 +133,14 @@ def splice(args: argparse.Namespace) -> None:
         for cut, text, sound in splicing.splice(cuts, args.share, rng)
     )
     with _removed_where_it_fails([args.wav]):
-        _write(CutSet.from_cuts(spliced).to_eager(), args.out)
+        _write(CutSet.from_cuts(spliced), args.out)
 
 
 def segment(args: argparse.Namespace) -> None:
     if not 1 <= args.seconds < 1000:
         raise ValueError(f"--seconds must lie between 1 and 1000, not {args.seconds}")
     cuts = open_corpus(args.corpus)
-    _write(
-        CutSet.from_cuts(part for cut in cuts for part in segmenting.segment(cut, args.seconds)).to_eager(), args.out
-    )
+    _write(CutSet.from_cuts(part for cut in cuts for part in segmenting.segment(cut, args.seconds)), args.out)
 
 
 def shard(args: argparse.Namespace) -> None:

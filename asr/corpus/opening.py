@@ -65,7 +65,7 @@ def together(corpora: list[CutSet]) -> CutSet:
         if counts[name] > 1:
             cut.id = next(new for n in count(counts[name]) if (new := f"{name}@{n}") not in taken)
             taken.add(cut.id)
-    return CutSet.from_cuts(everything).to_eager()
+    return CutSet.from_cuts(everything)
 
 
 def _single(cuts: CutSet, path: str | Path, transcribed: bool) -> CutSet:

@@ -55,7 +55,7 @@ def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
             metadata.write(of_file(cut, recording))
     if not tars.num_items_total:
         raise ValueError(f"{folder}: no utterance could be read")
-    index = CutSet.from_cuts(_index(inside, f"{SHARDS}/")).to_eager()
+    index = CutSet.from_cuts(_index(inside, f"{SHARDS}/"))
     index.to_file(folder / INDEX)
     inside.rename(folder / SHARDS)
     return read_shards(folder)
@@ -70,7 +70,7 @@ def read_shards(folder: str | Path) -> CutSet:
     remote = "://" in str(folder)
     folder = str(folder).rstrip("/") if remote else str(Path(folder).absolute())
     if not remote and not (Path(folder) / INDEX).is_file():
-        return CutSet.from_cuts(_index(Path(folder), f"{folder}/")).to_eager()
+        return CutSet.from_cuts(_index(Path(folder), f"{folder}/"))
     path = f"{folder}/{INDEX}"
     with named(path):
         packed = fetch(path) if remote else Path(path).read_bytes()

@@ -156,7 +156,7 @@ def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float],
     skipped.report()
     if not aligned:
         raise ValueError("no utterance could be aligned")
-    return CutSet.from_cuts(cut for cut in cuts if cut.id in aligned).to_eager()
+    return CutSet.from_cuts(cut for cut in cuts if cut.id in aligned)
 
 
 def _of_a_length(recognizer: Recognizer, cuts: CutSet, skipped: Skipped) -> Iterator[list[tuple[MonoCut, np.ndarray]]]:
