@@ -118,7 +118,8 @@ def _files(arguments: list[str], takes: str) -> tuple[bool, list[str], list[str]
     """Whether some folder could not be read (each has its line on standard error), and the arguments, each folder among
     them replaced by the sound (or the matrices) under it; and their names, without suffix: in a folder with the way to
     them."""
-    from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, AudioError, files_under
+    from asr.audio.matrices import MATRIX_SUFFIXES
+    from asr.audio.reading import AUDIO_SUFFIXES, AudioError, files_under
 
     suffixes = MATRIX_SUFFIXES if takes == "matrix" else AUDIO_SUFFIXES
     found, names, unread = [], [], []

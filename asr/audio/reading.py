@@ -1,5 +1,5 @@
 """Reading sound: any file that libsndfile (or, where PyAV is installed, FFmpeg) knows becomes mono float32 at 16 kHz.
-Feature matrices and lines of text are read here, too.
+Lines of text are read here, too.
 
 Everything streams in blocks, so that a file of any length is read in bounded memory.
 """
@@ -31,7 +31,6 @@ AUDIO_SUFFIXES = frozenset(
     f".{name}"
     for name in "wav flac ogg oga opus mp3 aiff aif au sph w64 rf64 caf m4a mp4 mov webm mkv aac wma".split()  # noqa: SIM905
 )
-MATRIX_SUFFIXES = frozenset({".npy", ".pt"})
 LOUDEST = 2**31  # of samples that are not taken for damaged: whole numbers of 32 bits, written as floats
 _BLOCK_SECONDS = 30
 _MARGIN = 0.2  # seconds around a part of a file that are decoded, too: what resamplers and decoders reach
@@ -133,52 +132,16 @@ def read_duration(source: Source, name: str | None = None) -> float:
         return sum(map(len, stream_audio(file, name))) / SAMPLE_RATE
 
 
-def read_matrix(path: str | os.PathLike) -> np.ndarray:
-    """A precomputed feature matrix `(T, d)`, float32, from `.npy` or `.pt`. Raises AudioError; never unpickles."""
-    return as_matrix(_stored(path), printable(path))
-
-
-def read_shape(path: str | os.PathLike) -> tuple[int, int]:
-    """T and d of such a matrix; a `.npy` has them in its header. Raises AudioError like `read_matrix`, but not for what
-    its numbers are."""
-    stored = _stored(path, mmap_mode="r")
-    _check_matrix(stored, printable(path))
-    return stored.shape
-
-
-def _stored(path: str | os.PathLike, mmap_mode: str | None = None) -> np.ndarray:
-    if Path(path).suffix.lower() not in MATRIX_SUFFIXES:
-        raise AudioError(f"{path}: not a feature matrix (.npy or .pt)")
-    try:
-        if Path(path).suffix.lower() == ".pt":
-            import torch
-
-            stored = torch.load(path, map_location="cpu", weights_only=True).detach().float().numpy()
-        else:
-            stored = np.load(path, mmap_mode, allow_pickle=False)
-    except FileNotFoundError:
-        raise AudioError(f"{path}: no such file") from None
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise AudioError(f"{path}: not a feature matrix ({reason})") from None
-    if not stored.size:
-        raise AudioError(f"{path}: the feature matrix is empty")
-    return stored
-
-
-def as_matrix(matrix: np.ndarray, name: str) -> np.ndarray:
-    """An array as a feature matrix `(T, d)`, float32. Raises AudioError, which calls it `name`, for what is none."""
-    _check_matrix(matrix, name)
-    with np.errstate(over="ignore"):
-        matrix = matrix.astype(np.float32)
-    if not np.isfinite(matrix).all():
-        raise AudioError(f"{name}: a feature matrix is finite, and this one is not")
-    return matrix
-
-
-def _check_matrix(matrix: np.ndarray, name: str) -> None:
-    if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
-        raise AudioError(f"{name}: a feature matrix is (T, d), of numbers, and not {matrix.shape}, {matrix.dtype}")
+def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
+    """The lines of a text file in UTF-8 (`-`: standard input), without their ends; `name` is what errors call it.
+    Raises AudioError for what is no text."""
+    name = name or ("<stdin>" if source == "-" else str(source))
+    with _open(source, name) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise AudioError(f"{name}, line {number}: not text in UTF-8") from None
 
 
 def write_wav(path: str | os.PathLike, samples: np.ndarray) -> None:
@@ -278,18 +241,6 @@ def _is_text(head: bytes) -> bool:
     """Whether a file that begins so is text in UTF-8 (of which the last character may be cut off)."""
     text = head.decode("utf-8", errors="ignore")
     return len(head) - len(text.encode()) < 4 and all(c.isprintable() or c.isspace() for c in text)
-
-
-def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
-    """The lines of a text file in UTF-8 (`-`: standard input), without their ends; `name` is what errors call it.
-    Raises AudioError for what is no text."""
-    name = name or ("<stdin>" if source == "-" else str(source))
-    with _open(source, name) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise AudioError(f"{name}, line {number}: not text in UTF-8") from None
 
 
 def _soundfile_blocks(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from asr.audio.reading import AUDIO_SUFFIXES, MATRIX_SUFFIXES, AudioError, files_under, printable, read_lines
+from asr.audio.matrices import MATRIX_SUFFIXES
+from asr.audio.reading import AUDIO_SUFFIXES, AudioError, files_under, printable, read_lines
 from asr.corpus.utterances import Utterance
 
 

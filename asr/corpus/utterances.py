@@ -21,17 +21,8 @@ from lhotse import AudioSource, CutSet, MonoCut, Recording, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 from lhotse.utils import fastcopy
 
-from asr.audio.reading import (
-    MATRIX_SUFFIXES,
-    SAMPLE_RATE,
-    STEPS_PER_SECOND,
-    AudioError,
-    printable,
-    read_audio,
-    read_duration,
-    read_matrix,
-    read_shape,
-)
+from asr.audio.matrices import MATRIX_SUFFIXES, read_matrix, read_shape
+from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printable, read_audio, read_duration
 
 PLACE = ("tar_offset", "tar_size", "shard")  # of a sound within another file: in a cut's `custom`
 ROUNDING = 0.1  # seconds at the end of a file that its header may not count

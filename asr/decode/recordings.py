@@ -9,7 +9,8 @@ from typing import BinaryIO
 import numpy as np
 from torch import Tensor
 
-from asr.audio.reading import LOUDEST, AudioError, as_matrix, printable, read_matrix, stream_audio
+from asr.audio.matrices import as_matrix, read_matrix
+from asr.audio.reading import LOUDEST, AudioError, printable, stream_audio
 
 Recording = str | os.PathLike | bytes | BinaryIO | np.ndarray | Tensor
 

@@ -9,16 +9,8 @@ import soundfile
 import torch
 
 from asr.audio._torchaudio import functional
-from asr.audio.reading import (
-    SAMPLE_RATE,
-    AudioError,
-    read_audio,
-    read_duration,
-    read_matrix,
-    read_shape,
-    stream_audio,
-    write_wav,
-)
+from asr.audio.matrices import read_matrix, read_shape
+from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration, stream_audio, write_wav
 
 
 @pytest.mark.parametrize(

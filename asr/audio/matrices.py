@@ -1,0 +1,61 @@
+"""Reading feature matrices that were computed elsewhere, in the place of sound. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from asr.audio.headers import AudioError
+from asr.audio.reading import printable
+
+MATRIX_SUFFIXES = frozenset({".npy", ".pt"})
+
+
+def read_matrix(path: str | os.PathLike) -> np.ndarray:
+    """A precomputed feature matrix `(T, d)`, float32, from `.npy` or `.pt`. Raises AudioError; never unpickles."""
+    return as_matrix(_stored(path), printable(path))
+
+
+def read_shape(path: str | os.PathLike) -> tuple[int, int]:
+    """T and d of such a matrix; a `.npy` has them in its header. Raises AudioError like `read_matrix`, but not for what
+    its numbers are."""
+    stored = _stored(path, mmap_mode="r")
+    _check_matrix(stored, printable(path))
+    return stored.shape
+
+
+def _stored(path: str | os.PathLike, mmap_mode: str | None = None) -> np.ndarray:
+    if Path(path).suffix.lower() not in MATRIX_SUFFIXES:
+        raise AudioError(f"{path}: not a feature matrix (.npy or .pt)")
+    try:
+        if Path(path).suffix.lower() == ".pt":
+            import torch
+
+            stored = torch.load(path, map_location="cpu", weights_only=True).detach().float().numpy()
+        else:
+            stored = np.load(path, mmap_mode, allow_pickle=False)
+    except FileNotFoundError:
+        raise AudioError(f"{path}: no such file") from None
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise AudioError(f"{path}: not a feature matrix ({reason})") from None
+    if not stored.size:
+        raise AudioError(f"{path}: the feature matrix is empty")
+    return stored
+
+
+def as_matrix(matrix: np.ndarray, name: str) -> np.ndarray:
+    """An array as a feature matrix `(T, d)`, float32. Raises AudioError, which calls it `name`, for what is none."""
+    _check_matrix(matrix, name)
+    with np.errstate(over="ignore"):
+        matrix = matrix.astype(np.float32)
+    if not np.isfinite(matrix).all():
+        raise AudioError(f"{name}: a feature matrix is finite, and this one is not")
+    return matrix
+
+
+def _check_matrix(matrix: np.ndarray, name: str) -> None:
+    if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+        raise AudioError(f"{name}: a feature matrix is (T, d), of numbers, and not {matrix.shape}, {matrix.dtype}")
