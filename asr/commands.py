@@ -11,7 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from asr.decode import Recognizer
@@ -53,7 +53,8 @@ def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float =
 
 
 def load_recognizer(args: argparse.Namespace) -> Recognizer:
-    """The recogniser that the options ask for. Raises ValueError naming the option or the folder that is wrong."""
+    """The recogniser that the options ask for. Raises ValueError naming the option or the folder that is wrong, or an
+    option that would change nothing."""
     settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
     if (channel := getattr(args, "channel", None)) is not None:  # of asr.transcribe
         settings["channel"] = channel
@@ -74,6 +75,12 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
 
         given["phrases"] = tuple(line for line in read_lines(args.phrases) if line.strip())
     recognizer = load_model(args.model, args.device, **settings, **given)
+    _check_effects(args, given, recognizer)
+    return recognizer
+
+
+def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: Recognizer) -> None:
+    """Raises ValueError for an option that has no effect on this recogniser; `given` are those of `DecodeOptions`."""
     if args.piece_seconds is not None and recognizer.window:
         raise ValueError(f"--piece-seconds: this model hears pieces of {recognizer.window:g} s")
     if args.phrase_weight is not None and not recognizer.options.phrases:
@@ -99,7 +106,6 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
         if getattr(args, model) and weight not in given and not tried and not getattr(recognizer.options, weight):
             flag = weight.replace("_", "-")
             raise ValueError(f"--{model}: {flag} is 0 as it was tuned, and would leave it out: --{flag} says otherwise")
-    return recognizer
 
 
 def load_model(model: str | None, device: str | None, **settings) -> Recognizer:
