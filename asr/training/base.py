@@ -42,7 +42,7 @@ class Training(L.LightningModule):
     def __init__(self, config: RunConfig, updates: int):
         super().__init__()
         self.config, self.settings, self.seed = config, config.optimizer, config.seed
-        self.compiled, self.updates = config.compile, updates
+        self.updates = updates
         # updates left out because of their gradients: all of them, and how many in a row just now
         self.register_buffer("skipped", torch.zeros(2), persistent=False)
         self.reported = 0
@@ -51,7 +51,7 @@ class Training(L.LightningModule):
     def configure_model(self) -> None:
         if self.trainer.state.fn != "fit":
             return
-        if self.compiled:
+        if self.config.compile:
             torch.compiler.set_stance("default")  # where a validation before has ended by an error
             compile_layers(self)
         if self.device_mesh:
@@ -99,7 +99,7 @@ class Training(L.LightningModule):
             self.accumulated = None
 
     def on_validation_start(self) -> None:
-        if self.compiled:  # all of it anew, for what has no gradients
+        if self.config.compile:  # all of it anew, for what has no gradients
             torch.compiler.set_stance("force_eager")
         if self.sharded:
             self.set_submodule(self.stack, self.sharded.whole())
@@ -119,7 +119,7 @@ class Training(L.LightningModule):
         self.log_dict({name: (total / weight).float() for name, total in zip(self.dev_means, sums, strict=True)})
 
     def on_validation_end(self) -> None:
-        if self.compiled:
+        if self.config.compile:
             torch.compiler.set_stance("default")
 
     def on_train_start(self) -> None:
