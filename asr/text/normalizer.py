@@ -17,10 +17,10 @@ _MARKS = (  # hyphenation, direction, variants of emoji
     "\u00ad\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff\ufe0e\ufe0f\u20e3"
 )
 _PARTS = {
-    **{"½": "a half", "¼": "a quarter", "¾": "three quarters", "⅓": "a third", "⅔": "two thirds", "⅕": "a fifth"},
-    **{"⅖": "two fifths", "⅗": "three fifths", "⅘": "four fifths", "⅙": "a sixth", "⅚": "five sixths"},
-    **{"⅛": "an eighth", "⅜": "three eighths", "⅝": "five eighths", "⅞": "seven eighths"},
-}
+    "½": "a half", "¼": "a quarter", "¾": "three quarters", "⅓": "a third", "⅔": "two thirds", "⅕": "a fifth",
+    "⅖": "two fifths", "⅗": "three fifths", "⅘": "four fifths", "⅙": "a sixth", "⅚": "five sixths",
+    "⅛": "an eighth", "⅜": "three eighths", "⅝": "five eighths", "⅞": "seven eighths",
+}  # fmt: skip
 # before NFKC, which makes a space and an accent of ´, 102 of 10² and 51⁄2 of 5½
 _TIDY = {
     **dict.fromkeys(map(ord, "’‘ʼ`´′＇"), "'"),

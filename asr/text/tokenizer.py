@@ -42,12 +42,11 @@ class Tokenizer(ABC):
         return UNK in ids and self.piece(UNK) == SPECIALS[UNK]  # Whisper's writes all
 
     def words(self, ids: Sequence[int]) -> list[tuple[str, slice]]:
-        """The words of `ids` and which of the ids write each; in scripts without spaces most tokens are a word."""
-        # where a space is a token of its own, the word is what comes after
+        """The words of `ids` and which of the ids write each, the space before it included; in scripts without spaces
+        most tokens are a word."""
         pieces = [self.piece(token) for token in ids]
         begins = (i for i, (before, piece) in enumerate(pairwise(pieces), 1) if begins_word(piece, before))
-        edges = [0, *begins, len(ids)]
-        parts = [slice(first, last) for first, last in pairwise(edges)]
+        parts = [slice(first, end) for first, end in pairwise([0, *begins, len(ids)])]
         return [(word, part) for part in parts if (word := self.decode(ids[part]).strip())]
 
     @abstractmethod
