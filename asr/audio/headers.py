@@ -93,8 +93,8 @@ def _wav_goes_on(sound: SoundFile, file: BinaryIO, name: str) -> bool:
     after = file.read(5)
     # what was killed while it wrote has an old header, and after what that counts no chunk's name (some writers leave
     # out the byte that makes its place even) and not zeros alone
-    named = any(all(32 <= byte < 127 for byte in name) for name in (after[:4], after[end % 2 :][:4]))
-    if there - end <= 1024 or named:
+    is_chunk = any(all(32 <= byte < 127 for byte in letters) for letters in (after[:4], after[end % 2 :][:4]))
+    if there - end <= 1024 or is_chunk:
         return False
     file.seek(end)
     return any(any(block) for block in iter(lambda: file.read(1 << 20), b""))

@@ -17,7 +17,7 @@ from asr.corpus.folder import read_folder
 from asr.corpus.kaldi import is_kaldi, read_kaldi
 from asr.corpus.librispeech import is_librispeech, read_librispeech
 from asr.corpus.manifest import read_manifest, read_tar
-from asr.corpus.shards import is_shards, named, read_shards
+from asr.corpus.shards import blaming, is_shards, read_shards
 from asr.corpus.utterances import Utterance, input_kind, make_cuts
 
 FORMS = (
@@ -43,7 +43,7 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
     if path.name.endswith(".jsonl.gz"):
         if not path.is_file():
             raise ValueError(f"{path}: no such file")
-        with named(path):
+        with blaming(path):
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 first = file.readline()
             if not first.strip():

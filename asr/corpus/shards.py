@@ -72,7 +72,7 @@ def read_shards(folder: str | Path) -> CutSet:
     if not remote and not (Path(folder) / INDEX).is_file():
         return CutSet.from_cuts(_index(Path(folder), f"{folder}/"))
     path = f"{folder}/{INDEX}"
-    with named(path):
+    with blaming(path):
         packed = fetch(path) if remote else Path(path).read_bytes()
         cuts = [deserialize_item(json.loads(line)) for line in gzip.decompress(packed).splitlines()]
         for cut in cuts:
@@ -85,7 +85,7 @@ def read_shards(folder: str | Path) -> CutSet:
 
 
 @contextlib.contextmanager
-def named(path: str | Path) -> Iterator[None]:
+def blaming(path: str | Path) -> Iterator[None]:
     """Whatever a damaged file leads to is a ValueError that names it."""
     try:
         yield
@@ -100,9 +100,9 @@ def _index(folder: Path, prefix: str) -> Iterator[MonoCut]:
     numbers |= {file.name.removeprefix("cuts.").removesuffix(".jsonl.gz") for file in lists}
     for number in sorted(numbers):
         path, metadata = folder / f"recording.{number}.tar", folder / f"cuts.{number}.jsonl.gz"
-        with named(path), tarfile.open(path, "r:") as tar:
+        with blaming(path), tarfile.open(path, "r:") as tar:
             sounds = {m.name.rpartition(".")[0]: m for m in tar if not m.name.endswith((".json", ".nodata"))}
-        with named(metadata):
+        with blaming(metadata):
             cuts = list(CutSet.from_file(metadata))
         for cut in cuts:
             if cut.id not in sounds:
