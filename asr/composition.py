@@ -171,7 +171,8 @@ def ends_in_one_line(command: str) -> Iterator[None]:
 
 def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Override]) -> DictConfig:
     """The options of the last checkpoint in `composed.out` (where there is none, those that the training was started
-    with), and over them what was `typed` this time. A shape that was typed at the start, too, is that which it became.
+    with), and over them what was `typed` this time. An option of the shape that is typed as it was at the start changes
+    nothing, even where the model that is gone on from had another shape.
 
     Raises ValueError where no training is there to resume, or what was typed gives the model another shape or is
     another experiment."""

@@ -32,7 +32,8 @@ from asr.model.transformer import Transformer
 # steps between two looks at who is done, and between two at what no hypothesis goes back to; on a GPU each is a sync
 LOOKS = {"cpu": (2, 4), "cuda": (8, 8)}
 RISE = 3.0  # nats by which a score may still rise where an internal language model's is subtracted
-CATCHING_UP = 6  # tokens whose bonus may bring a hypothesis back: waiting for more costs more than it gains
+# a running hypothesis may still win by the bonus of so many tokens; waiting for more costs more than it gains
+CATCHING_UP = 6
 LEAVING = 5  # finished utterances leave once they are a fifth of the batch: moving the others takes as long as a step
 
 

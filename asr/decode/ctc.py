@@ -20,7 +20,7 @@ from asr.model.rows import select_rows
 from asr.text.tokenizer import BLANK, EOS
 
 LOG_ZERO = -1e30  # log 0, finite so that differences stay defined
-HEARD = 0.25  # likelihood of a label that is not taken for noise (there 0.2 at most, in speech more than 0.7 somewhere)
+HEARD = 0.25  # least probability of a label that counts as heard (noise reaches 0.2, speech 0.7 and more somewhere)
 NEAR = 5.0  # nats below its best by which a hypothesis still counts as standing at a frame
 ARRIVED, BEHIND = 8.0, 4  # nats below its best from which on it has arrived, and frames that are kept before that
 AHEAD = 40.0  # nats that it takes at most not to begin a label where one begins

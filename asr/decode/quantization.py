@@ -5,10 +5,10 @@ beforehand: `STEPS` steps a standard deviation, 128 to either side, and what lie
 weighs less in what follows has fewer and wider steps (as in SmoothQuant, Xiao et al. 2023, of the weights alone): such
 ones lie far out in some models. Gain, bias and steps go into the linear layer that follows, each of whose rows has a
 scale of its own (symmetric, per channel; Jacob et al. 2018). Of a feed-forward layer the second product follows the
-first in whole numbers; a hidden unit is taken as normal, with its bias as the mean and the norm of its weights as the
-deviation.
+first in whole numbers; the range of a hidden unit is estimated as if it were normally distributed, with its bias as the
+mean and the norm of its weights as the deviation.
 
-Nothing is measured, so that a model may have more that lies far out: look at its word errors with and without.
+No activations are measured, so a model may have outliers that are cut off: compare its word errors with and without.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from asr.audio.features import quiet_gain
 from asr.audio.reading import SAMPLE_RATE
 
 LONGEST = 20.0  # seconds of a piece
-SHORTEST, SHARE = 4.0, 5  # seconds after which a piece may end in a pause, or a fifth of the most, where that is less
+SHORTEST, SHARE = 4.0, 5  # a piece may end in a pause after so many seconds, or after 1 / SHARE of the longest's
 FRAME = 512  # samples that silero-vad judges at once
 ROWS = 16  # stretches of sound judged side by side
 ROW_FRAMES = 30 * SAMPLE_RATE // FRAME

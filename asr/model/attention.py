@@ -44,8 +44,8 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias and config.key_bias)
         self.value = nn.Linear(D, H * config.value_dim, bias=config.attention_bias)
         self.output = nn.Linear(H * config.value_dim, D, bias=config.attention_bias)
-        # the first three as one product: on a GPU of their weights, laid side by side each time (not where they are
-        # shared out, asr.training.sharding); on a CPU by a layer that has all of them (asr.decode.packing)
+        # queries, keys and values by one product: a GPU concatenates their weights at each call (not where they are
+        # sharded, asr.training.sharding), a CPU has one packed layer of all three (asr.decode.packing)
         self.fuse_projections = True
         self.fused: nn.Module | None = None
         self.dropout = Dropout(config.dropout)
@@ -68,8 +68,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """`query (B, L_q, D)` attends to `key_value (B, L_k, D)`, or to itself (None) -> `(B, L_q, D)`; `mask` as in
         `attention_weights`. `kernel_lens (B,)`: how many keys there are before the padding, where a GPU's kernels can
-        run (`lens_for_kernels`) and `mask` hides the padding alone, else None; causal self-attention asks only whether
-        it is given.
+        run (`lens_for_kernels`) and `mask` hides the padding alone, else None; for causal self-attention its values do
+        not matter, only whether it is given.
 
         Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
         simple = kernel_lens is not None and weights is None and not self.window

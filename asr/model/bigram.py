@@ -48,8 +48,8 @@ class Bigram(nn.Module):
 
     @cached_property
     def log_probs(self) -> Tensor:
-        """log p(second | first) `(V, V)`, float32: of c(first, second) the discount goes to p(second) in proportion to
-        how often each token, and once more, was seen."""
+        """log p(second | first) `(V, V)`, float32, by absolute discounting: DISCOUNT is taken off each count, and what
+        that frees is shared out by the unigram, in which each token was seen once more than it was."""
         V = self.vocab_size
         counts = torch.zeros(V * V, device=self.pairs.device).index_put_((self.pairs,), self.counts.float()).view(V, V)
         alone = (counts.sum(0) + 1) / (counts.sum() + V)

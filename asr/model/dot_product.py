@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from asr.model.dropout import Dropout
 from asr.model.masks import additive_mask, causal_mask
 
-MANY, FEW = 32, 32  # heads of all utterances, and queries of each, with which products beat the fused kernel
+# with at least so many heads in the batch, and at most so many queries each, plain products beat the fused kernel
+MANY, FEW = 32, 32
 
 
 def attention_weights(Q: Tensor, K: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 OLDEST, HOPPER = (8, 0), 9  # compute capabilities: of the first GPUs that have bfloat16 (Ampere), and of an H100
 WIDEST = 128  # of the heads, whose gradients stay in registers
 
-# of each kernel: of how many rows a program has the results, and how it goes about it; few, so that many are at work
+# of each kernel: the rows whose results one program computes, and its launch settings; few, so that many run at once
 OF_QUERIES = {"QUERIES": 64, "KEYS": 32, "num_warps": 4, "num_stages": 3}
 OF_KEYS = {"QUERIES": 32, "KEYS": 64, "num_warps": 4, "num_stages": 2}
 FEWER_REGISTERS = {"maxnreg": 128}  # of a thread: with it four blocks of keys are at work instead of three
@@ -36,7 +36,7 @@ def lens_for_kernels(lens: Tensor) -> Tensor | None:
 
 @cache
 def _runs_kernels(device: torch.device) -> bool:
-    """Triton comes with torch, but asks for a C compiler and Python's headers: one attempt says more than questions."""
+    """Triton comes with torch, but needs a C compiler and Python's headers: whether it works is simply tried, once."""
     if torch.version.hip or torch.cuda.get_device_capability(device) < OLDEST:
         return False
     try:

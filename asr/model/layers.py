@@ -39,8 +39,8 @@ class Residual(nn.Module):
     """A sub-layer's residual connection and layer norm.
 
     Post-norm (the paper): norm(x + dropout(sub(x))). Pre-norm: x + dropout(sub(norm(x))). `weight` scales the
-    sub-layer's part (the Conformer's half steps). Under autocast a pre-norm stack's sum, which grows from layer to
-    layer, stays in float32; what a post-norm layer gives, normalised, is rounded to what the next one multiplies."""
+    sub-layer's part (the Conformer's half steps). Under autocast the residual stream of a pre-norm stack, which grows
+    from layer to layer, stays float32; a post-norm layer's output, which is normalised, is cast to autocast's type."""
 
     def __init__(self, config: ModelConfig, weight: float = 1.0):
         super().__init__()

@@ -14,7 +14,7 @@ from asr.model.dropout import Dropout
 from asr.model.masks import either, window_mask
 
 SMALLEST_BLOCK = 64  # queries; shorter blocks would spend their time on keys that they share with their neighbours
-TOGETHER = 32  # blocks at once: the keys of a block are copied for it
+TOGETHER = 32  # blocks computed at once, each with a copy of its keys: bounds the memory
 
 
 def local_attention(

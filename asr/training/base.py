@@ -77,8 +77,8 @@ class Training(L.LightningModule):
             self.log_dict({f"train/{name}_epoch": (total / weight).float() for name, total in means})
 
     def in_update(self, mean: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """What of a batch's loss, the `mean ()` over its `tokens ()`, is minimised, so that every token of an update
-        counts alike: processes exchange the mean of their gradients, and those of several batches are summed up."""
+        """The loss of a batch, its `mean ()` over `tokens ()`, scaled so that every token of the update weighs as much:
+        processes average their gradients, and accumulation sums those of several batches."""
         count = tokens.float()
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(count)

@@ -37,8 +37,8 @@ def smoothed_cross_entropy(log_probs: Tensor, labels: Tensor, smoothing: float) 
 
 
 def lens_for_ctc(transformer: Transformer, X_lens: Tensor, Y_lens: Tensor) -> Callable[[], Tensor]:
-    """The lengths of memory and labels `(2, B)` on the CPU, where torch's CTC wants them. Asked for before the forward
-    pass, a GPU copies them as it comes by, and whoever takes them after it does not wait for its end."""
+    """The lengths of memory and labels `(2, B)` on the CPU, where torch's CTC wants them. Called before the forward
+    pass, it queues the copy on a GPU; taking the lengths later does not wait for that pass to end."""
     lens = torch.stack([transformer.encoder.subsampling.output_lens(X_lens), Y_lens])
     if not lens.is_cuda:
         return lens.cpu

@@ -19,9 +19,9 @@ from torch.optim.sgd import sgd
 from asr.model.autocast import best_precision
 
 MOMENTUM = 0.95
-# (a, b, c) of a x + b x³ + c x⁵, one a step: as near to 1 as such a polynomial can be where the one before it leaves
-# singular values from 0.003 to 1, and 2 % beyond, for what bfloat16 rounds; they end between 0.77 and 1.23 (Amsel et
-# al. 2025, "The Polar Express")
+# (a, b, c) of a x + b x³ + c x⁵, one a step: each brings the singular values that the step before left (at first 0.003
+# to 1, and 2 % beyond, for what bfloat16 rounds) as near to 1 as such a polynomial can; they end between 0.77 and 1.23
+# (Amsel et al. 2025, "The Polar Express")
 QUINTICS = (
     (8.2218, -23.3469, 16.6338),
     (3.9728, -2.8449, 0.5170),

@@ -86,7 +86,7 @@ class TextData(ResumableData):
         return DataLoader(Lines(self.dev_lines), sampler=Resumable(batches), batch_size=None)
 
     def _held_out(self, texts: list[str]) -> tuple[list[str], list[str]]:
-        """Some of the texts, and the others. Drawn by what they say: where others come, most of them stay the same."""
+        """Some of the texts, and the others. Drawn by a hash of each: most stay held out when other texts are added."""
         size = min(self.config.held_out, len(texts) // 2)
         order = sorted(range(len(texts)), key=lambda i: zlib.crc32(f"{self.seed} {texts[i]}".encode()))
         chosen = set(order[:size])
