@@ -178,7 +178,7 @@ class Recognizer:
         pieces: list[tuple[Job, Piece]] = []
         raised: list[Exception] = []
         seconds, ahead = 0.0, min(SOON, self.batch_seconds)
-        for job, piece in self.read(named(recordings, raised)):
+        for job, piece in self.read((Job(name), recording) for name, recording in named(recordings, raised)):
             if not waiting or waiting[-1] is not job:
                 waiting.append(job)
             if piece is not None:
@@ -195,10 +195,9 @@ class Recognizer:
         if raised:
             raise raised[0]
 
-    def read(self, recordings: Iterable[tuple[str, Recording]]) -> Iterator[tuple[Job, Piece | None]]:
+    def read(self, jobs: Iterable[tuple[Job, Recording]]) -> Iterator[tuple[Job, Piece | None]]:
         """Every piece of every recording; each recording ends with None."""
-        for name, recording in recordings:
-            job = Job(name)
+        for job, recording in jobs:
             try:
                 for piece in self._pieces(recording, job):
                     if reason := self.too_long(len(piece.samples)):
@@ -246,6 +245,7 @@ class Recognizer:
         try:
             for block in blocks:
                 job.duration += len(block) / self.rate
+                job.check(job.duration)
                 yield block
         except AudioError as error:  # what came before it is transcribed all the same
             job.error = printable(str(error))

@@ -180,6 +180,12 @@ _own = threading.local()  # the detector remembers what it has heard: each threa
 _loading = threading.Lock()
 
 
+def load_detector() -> None:
+    """Before other threads compute: until it is loaded for the first time they may be left with one thread of torch's
+    each (see below)."""
+    _detector()
+
+
 def _detector():
     if not hasattr(_own, "detector"):
         with _loading:

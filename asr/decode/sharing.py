@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from asr.audio.headers import AudioError
 from asr.decode.options import Hypothesis
 from asr.decode.recognizer import Recognizer
 from asr.decode.recordings import Recording, name_of
-from asr.decode.segments import Piece
+from asr.decode.segments import Piece, load_detector
 from asr.decode.transcript import Job, Transcript
 from asr.heap import return_freed_blocks
+
+logger = logging.getLogger(__name__)
 
 
 class Abandoned(Exception):
@@ -28,7 +32,7 @@ class Call:
 
     recognizer: Recognizer  # with the options of its request
     samples: np.ndarray
-    is_wanted: Callable[[], bool]
+    gone: threading.Event  # once nobody waits for it
     found: Future[list[Hypothesis]] = field(default_factory=Future)
 
 
@@ -39,24 +43,39 @@ class SharedRecognizer:
 
     def __init__(self, recognizer: Recognizer):
         self.recognizer = recognizer
+        self.fails = False  # whether the last that was decoded did
         self._waiting: list[Call] = []
         self._changed = threading.Condition()
+        load_detector()
         threading.Thread(target=self._work, daemon=True).start()
 
     def transcribe(
-        self, recording: Recording, own: Recognizer | None = None, is_wanted: Callable[[], bool] = lambda: True
+        self,
+        recording: Recording,
+        own: Recognizer | None = None,
+        gone: threading.Event | None = None,
+        max_seconds: float = math.inf,
     ) -> Transcript:
-        """The transcript of a recording, with an error where it could not be read to its end; `own` is the recogniser
-        with the options of this request, by its `with_options`. Raises Abandoned soon after `is_wanted` says no."""
-        own = own or self.recognizer
+        """The transcript of a recording, with an error where it could not be read to its end or has more than
+        `max_seconds`; `own` is the recogniser with the options of this request, by its `with_options`. Raises Abandoned
+        soon after `gone` is set, and whatever decoding raises."""
+        own, gone = own or self.recognizer, gone or threading.Event()
+
+        def check(seconds: float) -> None:
+            if gone.is_set():
+                raise Abandoned
+            if seconds > max_seconds:
+                raise AudioError(f"{job.name}: longer than {max_seconds:g} s")
+
+        job = Job(name_of(recording), check=check)
         most = own.fitting(own.batch_seconds, round(own.piece_seconds * own.rate))
-        asked: deque[tuple[Job, Piece, Call]] = deque()
-        for job, piece in own.read([(name_of(recording), recording)]):
+        asked: deque[tuple[Piece, Call]] = deque()
+        for _, piece in own.read([(job, recording)]):
+            while asked and (piece is None or len(asked) >= most):
+                before, call = asked.popleft()
+                job.segments += own.segments(before, call.found.result())
             if piece is not None:
-                asked.append((job, piece, self._ask(Call(own, piece.samples, is_wanted))))
-            while asked and (piece is None or len(asked) > most):
-                of, cut, call = asked.popleft()
-                of.segments += own.segments(cut, call.found.result())
+                asked.append((piece, self._ask(Call(own, piece.samples, gone))))
         return job.transcript()
 
     def _ask(self, call: Call) -> Call:
@@ -70,14 +89,8 @@ class SharedRecognizer:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 batch = self._next_batch()
-            try:
-                found = batch[0].recognizer.recognize([call.samples for call in batch]) if batch else []
-            except Exception as error:
-                for call in batch:
-                    call.found.set_exception(error)
-                continue
-            for call, hypotheses in zip(batch, found, strict=True):
-                call.found.set_result(hypotheses)
+            if batch:
+                self._decode(batch)
             if not self._waiting:
                 return_freed_blocks()
 
@@ -87,16 +100,32 @@ class SharedRecognizer:
         left: list[Call] = []
         longest = 0
         for call in self._waiting:
-            longest_then = max(longest, len(call.samples))
-            if not call.is_wanted():
+            with_it = max(longest, len(call.samples))
+            if call.gone.is_set():
                 call.found.set_exception(Abandoned())
             elif not batch or (
                 call.recognizer.options == batch[0].recognizer.options
-                and len(batch) < call.recognizer.fitting(call.recognizer.batch_seconds, longest_then)
+                and len(batch) < call.recognizer.fitting(call.recognizer.batch_seconds, with_it)
             ):
                 batch.append(call)
-                longest = longest_then
+                longest = with_it
             else:
                 left.append(call)
         self._waiting = left
         return sorted(batch, key=lambda call: -len(call.samples))
+
+    def _decode(self, batch: list[Call]) -> None:
+        """Of a batch that fails each piece is decoded alone: it may be the fault of one, or of their number."""
+        try:
+            found = batch[0].recognizer.recognize([call.samples for call in batch])
+            for call, hypotheses in list(zip(batch, found, strict=True)):
+                call.found.set_result(hypotheses)
+            self.fails = False
+        except BaseException as error:  # whatever it is, the thread must go on
+            if len(batch) == 1:
+                self.fails = True
+                batch[0].found.set_exception(error)
+                return
+            logger.exception("a batch of %d pieces failed, each of which is decoded alone now", len(batch))
+            for call in batch:
+                self._decode([call])

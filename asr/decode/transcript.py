@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from asr.text.words import join_words
@@ -66,6 +67,7 @@ class Job:
     segments: list[Segment] = field(default_factory=list)
     error: str | None = None
     is_read: bool = False
+    check: Callable[[float], None] = lambda seconds: None  # told how many are read, and may raise what ends the reading
 
     def transcript(self) -> Transcript:
         segments = sorted(self.segments, key=lambda segment: segment.start)

@@ -111,31 +111,67 @@ def test_a_long_recording_does_not_hold_up_a_short_one(slow, pool):
     assert [segment.start for segment in long.result().segments] == sorted(s.start for s in long.result().segments)
 
 
-def test_what_fails_is_told_to_those_in_the_batch_and_the_next_is_decoded(slow, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), SystemExit(1)])
+def test_what_fails_is_told_and_the_next_is_decoded(slow, monkeypatch, error):
     shared = SharedRecognizer(slow)
 
     def failing(inputs):
-        raise RuntimeError("out of memory")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(slow, "recognize", failing)
-        with pytest.raises(RuntimeError, match="out of memory"):
+        with pytest.raises(type(error)):
             shared.transcribe(noise(1.0))
+    assert shared.fails
     slow.go_on.release()
-    assert shared.transcribe(noise(1.0)).segments
+    assert shared.transcribe(noise(1.0)).segments and not shared.fails
 
 
-def test_of_a_request_that_nobody_waits_for_nothing_more_is_decoded(slow, pool):
+def test_a_piece_that_fails_does_not_take_the_others_of_its_batch_with_it(slow, pool, monkeypatch):
+    shared, batches = SharedRecognizer(slow), []
+
+    def recognize(inputs):
+        batches.append([len(x) / SAMPLE_RATE for x in inputs])
+        if 1.5 in batches[-1]:
+            raise RuntimeError("1.5 is too much")
+        return slow.recognize(inputs)
+
+    transcripts = [pool.submit(shared.transcribe, noise(1.0))]
+    slow.began.acquire()
+    own = slow.with_options()
+    monkeypatch.setattr(own, "recognize", recognize)
+    for i, seconds in enumerate((2.0, 1.5, 1.0), 1):
+        transcripts.append(pool.submit(shared.transcribe, noise(seconds), own))
+        waiting(shared, i)
+    slow.go_on.release(8)
+    with pytest.raises(RuntimeError, match="too much"):
+        transcripts.pop(2).result()
+    assert all(transcript.result().segments for transcript in transcripts)
+    assert batches == [[2.0, 1.5, 1.0], [2.0], [1.5], [1.0]]
+
+
+def test_of_a_request_that_nobody_waits_for_nothing_more_is_read_or_decoded(slow, pool, tmp_path):
     shared = SharedRecognizer(slow)
     gone = threading.Event()
-    long = pool.submit(shared.transcribe, noise(60.0), is_wanted=lambda: not gone.is_set())
+    long = pool.submit(shared.transcribe, noise(60.0), gone=gone)
     slow.began.acquire()
     gone.set()
     slow.go_on.release(8)
     with pytest.raises(Abandoned):
-        long.result(timeout=30)
+        long.result(timeout=60)
     assert len(slow.batches) == 1
+    soundfile.write(tmp_path / "silence.wav", np.zeros(600 * SAMPLE_RATE), SAMPLE_RATE)
+    with pytest.raises(Abandoned):
+        shared.transcribe(tmp_path / "silence.wav", gone=gone)
     assert shared.transcribe(noise(1.0)).segments
+
+
+def test_of_what_is_longer_than_is_taken_the_beginning_is_transcribed(slow, tmp_path):
+    soundfile.write(tmp_path / "long.wav", noise(70.0), SAMPLE_RATE)
+    slow.go_on.release(100)
+    transcript = SharedRecognizer(slow).transcribe(tmp_path / "long.wav", max_seconds=40.0)
+    assert transcript.error.endswith("long.wav: longer than 40 s")
+    assert 20 < transcript.segments[-1].end <= 40
 
 
 def test_what_a_damaged_file_has_before_its_end_is_transcribed(slow, tmp_path):

@@ -1,0 +1,203 @@
+"""What `asr.serve` serves: OpenAI's interface to a recogniser, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import python_multipart  # noqa: F401 (Starlette reads forms with it, and would miss it too late)
+from starlette.applications import Starlette
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from asr.decode import Recognizer, Transcript
+from asr.decode.sharing import Abandoned, SharedRecognizer
+from asr.formats import FORMATS, as_dict
+
+MEDIA = {  # of what may be asked for
+    "json": "application/json",
+    "verbose_json": "application/json",
+    "text": "text/plain",
+    "srt": "text/plain",
+    "vtt": "text/vtt",
+}
+# clients send them, whatever it is that serves them
+WITHOUT_EFFECT = ("model", "language", "prompt", "temperature", "include[]", "chunking_strategy", "stream")
+FIELDS = ("file", "response_format", "timestamp_granularities[]", "phrases", "phrase_weight", *WITHOUT_EFFECT)
+OF_WHISPER = {"seek": 0, "tokens": [], "temperature": 0.0, "compression_ratio": 1.0, "no_speech_prob": 0.0}
+MOST_PHRASES = 1000  # of a request: to make tables of them takes a tenth of a second
+LISTS = 8  # of phrases whose tables are kept
+
+
+class Limits(NamedTuple):
+    at_once: int = 16  # recordings that are read at a time
+    max_waiting: int = 100  # others that wait for that
+    max_mib: float = 200.0  # of a request
+    max_seconds: float = 14_400.0  # of a recording
+
+
+class Asked(NamedTuple):
+    """What a request asks for."""
+
+    upload: UploadFile
+    response_format: str
+    all_words: bool  # in one list, beside those of each segment
+    language: str  # as the client has it
+    options: dict[str, Any]  # of the search
+
+
+def asked_for(form: FormData) -> Asked:
+    """What the fields of a request say. Raises ValueError."""
+    given = {name: value for name, value in form.multi_items() if value != ""}
+    if unknown := next((name for name in given if name not in (*FIELDS, "phrases[]")), None):
+        raise ValueError(f"{unknown} is not known here; fields are {', '.join(FIELDS)}")
+    if isinstance(given.get("file", ""), str):
+        raise ValueError("file must be a sound file")
+    if no_text := next((name for name, value in given.items() if name != "file" and not isinstance(value, str)), None):
+        raise ValueError(f"{no_text} must be text, not a file")
+    response_format = given.get("response_format", "json")
+    if response_format not in MEDIA:
+        raise ValueError(f"response_format is one of {', '.join(MEDIA)}, not {response_format}")
+    granularities = form.getlist("timestamp_granularities[]")
+    if wrong := set(granularities) - {"word", "segment"}:
+        raise ValueError(f"timestamp_granularities[] are word and segment, not {', '.join(wrong)}")
+    if given.get("stream", "false").lower() != "false":
+        raise ValueError("stream: transcripts are sent whole")
+    options: dict[str, Any] = {}
+    lines = [line for text in form.getlist("phrases") + form.getlist("phrases[]") for line in text.splitlines()]
+    if phrases := tuple(line for line in lines if line.strip()):
+        if len(phrases) > MOST_PHRASES:
+            raise ValueError(f"phrases: {len(phrases)} are more than {MOST_PHRASES}")
+        options["phrases"] = phrases
+    if weight := given.get("phrase_weight"):
+        try:
+            options["phrase_weight"] = float(weight)
+        except ValueError:
+            raise ValueError(f"phrase_weight must be a number, not {weight}") from None
+    return Asked(given["file"], response_format, "word" in granularities, given.get("language", ""), options)
+
+
+def written(transcript: Transcript, asked: Asked) -> str:
+    """The body of the answer."""
+    if asked.response_format == "json":
+        return json.dumps({"text": transcript.text}, ensure_ascii=False)
+    if asked.response_format != "verbose_json":
+        return FORMATS[asked.response_format](transcript)
+    known = {"task": "transcribe", "language": asked.language, **as_dict(transcript)}
+    for i, (described, segment) in enumerate(zip(known["segments"], transcript.segments, strict=True)):
+        scores = [score for word in segment.words for score in word.token_scores]
+        described |= {"id": i, "avg_logprob": sum(scores) / max(1, len(scores)), **OF_WHISPER}
+    if asked.all_words:
+        known["words"] = [word for segment in known["segments"] for word in segment["words"]]
+    return json.dumps(known, ensure_ascii=False)
+
+
+def refusal(status: int, message: str, headers: Mapping[str, str] | None = None, **more: str) -> Response:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind}, **more}, status, headers)
+
+
+class Service:
+    """Its methods are what the routes lead to."""
+
+    def __init__(self, recognizer: Recognizer, name: str, limits: Limits):
+        self.shared, self.limits = SharedRecognizer(recognizer), limits
+        self.readers = ThreadPoolExecutor(limits.at_once)
+        self.at_work: set[threading.Event] = set()  # of each request that is read, or waits for it, its end
+        self.with_options = lru_cache(LISTS)(recognizer.with_options)
+        self.described = {"id": name, "object": "model", "created": 0, "owned_by": "asr"}
+
+    async def transcriptions(self, request: Request) -> Response:
+        size, most = request.headers.get("content-length"), self.limits.max_mib
+        if size is None or "transfer-encoding" in request.headers:
+            raise HTTPException(411, "the request must have a Content-Length, and be sent in one piece")
+        if int(size) > most * 2**20:
+            raise HTTPException(413, f"the request has {int(size) / 2**20:.1f} MiB, at most {most:g} are taken")
+        async with request.form(max_files=1, max_fields=100, max_part_size=2**18) as form:
+            try:
+                asked = asked_for(form)
+                if asked.all_words and not self.shared.recognizer.word_times:
+                    raise ValueError("timestamp_granularities[]: the model has no CTC, which finds words in time")
+            except ValueError as error:
+                raise HTTPException(400, str(error)) from None
+            transcript = await self._transcript(request, asked)
+        if transcript.error:
+            return refusal(400, transcript.error, text=transcript.text)
+        return Response(written(transcript, asked), media_type=MEDIA[asked.response_format])
+
+    async def _transcript(self, request: Request, asked: Asked) -> Transcript:
+        if len(self.at_work) >= self.limits.at_once + self.limits.max_waiting:
+            raise HTTPException(503, "too many requests at once", {"Retry-After": "10"})
+        self.at_work.add(gone := threading.Event())
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self.readers, self._read, asked, gone)
+            while not (await asyncio.wait([work], timeout=1.0))[0]:
+                if await request.is_disconnected():
+                    gone.set()
+            return work.result()
+        finally:
+            gone.set()  # where the server ends before that
+            self.at_work.remove(gone)
+
+    def _read(self, asked: Asked, gone: threading.Event) -> Transcript:
+        """In a thread of its own."""
+        if gone.is_set():
+            raise Abandoned
+        try:
+            own = self.with_options(**asked.options)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+        sound = io.BytesIO(asked.upload.file.read())
+        sound.name = asked.upload.filename
+        return self.shared.transcribe(sound, own, gone, self.limits.max_seconds)
+
+    async def models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self.described]})
+
+    async def model(self, request: Request) -> Response:
+        if request.path_params["name"] != self.described["id"]:
+            raise HTTPException(404, f"the only model is {self.described['id']}")
+        return JSONResponse(self.described)
+
+    async def health(self, _: Request) -> Response:
+        if self.shared.fails:
+            return JSONResponse({"status": "decoding fails"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def refused(self, _: Request, error: HTTPException) -> Response:
+        return refusal(error.status_code, error.detail, error.headers)
+
+    async def abandoned(self, _: Request, error: Exception) -> Response:
+        return refusal(499, "the client has gone")
+
+    async def failed(self, _: Request, error: Exception) -> Response:
+        return refusal(500, "the server failed, and has logged why")
+
+
+def application(recognizer: Recognizer, name: str, limits: Limits) -> Starlette:
+    """For any ASGI server, or to be mounted in another application; `name` is what clients are told that the model is
+    called."""
+    service = Service(recognizer, name, limits)
+    return Starlette(
+        routes=[
+            Route("/v1/audio/transcriptions", service.transcriptions, methods=["POST"]),
+            Route("/v1/models", service.models),
+            Route("/v1/models/{name:path}", service.model),
+            Route("/health", service.health),
+        ],
+        exception_handlers={
+            HTTPException: service.refused,
+            Abandoned: service.abandoned,
+            ClientDisconnect: service.abandoned,
+            Exception: service.failed,
+        },
+    )
