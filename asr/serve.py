@@ -35,6 +35,8 @@ def main(argv: list[str] | None = None) -> None:
     for name in ("at_once", "max_mib", "max_seconds"):
         if not getattr(args, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, not {getattr(args, name)}")
+    if min(args.max_waiting, args.grace_seconds) < 0:
+        raise ValueError("--max-waiting and --grace-seconds must not be negative")
     if not 0 <= args.port < 2**16:
         raise ValueError(f"--port lies between 0 and 65535, and is {args.port}")
     try:

@@ -23,7 +23,7 @@ from asr.decode import Recognizer, Transcript
 from asr.decode.sharing import Abandoned, SharedRecognizer
 from asr.formats import FORMATS, as_dict
 
-MEDIA = {  # of what may be asked for
+MEDIA = {  # of each `response_format` the content type
     "json": "application/json",
     "verbose_json": "application/json",
     "text": "text/plain",
@@ -34,8 +34,8 @@ MEDIA = {  # of what may be asked for
 WITHOUT_EFFECT = ("model", "language", "prompt", "temperature", "include[]", "chunking_strategy", "stream")
 FIELDS = ("file", "response_format", "timestamp_granularities[]", "phrases", "phrase_weight", *WITHOUT_EFFECT)
 OF_WHISPER = {"seek": 0, "tokens": [], "temperature": 0.0, "compression_ratio": 1.0, "no_speech_prob": 0.0}
-MOST_PHRASES = 1000  # of a request: to make tables of them takes a tenth of a second
-LISTS = 8  # of phrases whose tables are kept
+MOST_PHRASES, MOST_LETTERS = 1000, 20_000  # of a request, and of all its phrases: of each letter tables are made
+LISTS = 4  # of phrases whose tables are kept
 
 
 class Limits(NamedTuple):
@@ -67,7 +67,7 @@ def asked_for(form: FormData) -> Asked:
     response_format = given.get("response_format", "json")
     if response_format not in MEDIA:
         raise ValueError(f"response_format is one of {', '.join(MEDIA)}, not {response_format}")
-    granularities = form.getlist("timestamp_granularities[]")
+    granularities = [value for value in form.getlist("timestamp_granularities[]") if value != ""]
     if wrong := set(granularities) - {"word", "segment"}:
         raise ValueError(f"timestamp_granularities[] are word and segment, not {', '.join(wrong)}")
     if given.get("stream", "false").lower() != "false":
@@ -75,10 +75,12 @@ def asked_for(form: FormData) -> Asked:
     options: dict[str, Any] = {}
     lines = [line for text in form.getlist("phrases") + form.getlist("phrases[]") for line in text.splitlines()]
     if phrases := tuple(line for line in lines if line.strip()):
-        if len(phrases) > MOST_PHRASES:
-            raise ValueError(f"phrases: {len(phrases)} are more than {MOST_PHRASES}")
+        if len(phrases) > MOST_PHRASES or sum(map(len, phrases)) > MOST_LETTERS:
+            raise ValueError(f"phrases: more than {MOST_PHRASES}, or than {MOST_LETTERS} letters in all")
         options["phrases"] = phrases
     if weight := given.get("phrase_weight"):
+        if not phrases:
+            raise ValueError(f"phrase_weight {weight}: there are no phrases")
         try:
             options["phrase_weight"] = float(weight)
         except ValueError:
@@ -107,12 +109,12 @@ def refusal(status: int, message: str, headers: Mapping[str, str] | None = None,
 
 
 class Service:
-    """Its methods are what the routes lead to."""
+    """A recogniser, the threads that read for it and the requests that they are at; its methods answer the routes."""
 
     def __init__(self, recognizer: Recognizer, name: str, limits: Limits):
         self.shared, self.limits = SharedRecognizer(recognizer), limits
         self.readers = ThreadPoolExecutor(limits.at_once)
-        self.at_work: set[threading.Event] = set()  # of each request that is read, or waits for it, its end
+        self.at_work: set[threading.Event] = set()  # for each request that is read or waits: set once it has ended
         self.with_options = lru_cache(LISTS)(recognizer.with_options)
         self.described = {"id": name, "object": "model", "created": 0, "owned_by": "asr"}
 
@@ -122,6 +124,7 @@ class Service:
             raise HTTPException(411, "the request must have a Content-Length, and be sent in one piece")
         if int(size) > most * 2**20:
             raise HTTPException(413, f"the request has {int(size) / 2**20:.1f} MiB, at most {most:g} are taken")
+        self._check_room()
         async with request.form(max_files=1, max_fields=100, max_part_size=2**18) as form:
             try:
                 asked = asked_for(form)
@@ -134,9 +137,12 @@ class Service:
             return refusal(400, transcript.error, text=transcript.text)
         return Response(written(transcript, asked), media_type=MEDIA[asked.response_format])
 
-    async def _transcript(self, request: Request, asked: Asked) -> Transcript:
+    def _check_room(self) -> None:
         if len(self.at_work) >= self.limits.at_once + self.limits.max_waiting:
             raise HTTPException(503, "too many requests at once", {"Retry-After": "10"})
+
+    async def _transcript(self, request: Request, asked: Asked) -> Transcript:
+        self._check_room()  # others may have come while this one's file did
         self.at_work.add(gone := threading.Event())
         try:
             work = asyncio.get_running_loop().run_in_executor(self.readers, self._read, asked, gone)
@@ -169,9 +175,9 @@ class Service:
         return JSONResponse(self.described)
 
     async def health(self, _: Request) -> Response:
-        if self.shared.fails:
-            return JSONResponse({"status": "decoding fails"}, 503)
-        return JSONResponse({"status": "ok"})
+        if await asyncio.to_thread(self.shared.works):
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "decoding fails"}, 503)
 
     async def refused(self, _: Request, error: HTTPException) -> Response:
         return refusal(error.status_code, error.detail, error.headers)

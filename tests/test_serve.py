@@ -42,6 +42,7 @@ def test_it_answers_until_it_is_told_to_end_and_waits_for_no_upload_for_ever(fil
     [
         (["--at-once", "0"], b"--at-once must be positive, not 0"),
         (["--max-seconds", "nan"], b"--max-seconds must be positive, not nan"),
+        (["--max-waiting", "-1"], b"--max-waiting and --grace-seconds must not be negative"),
         (["--port", "99999"], b"--port lies between 0 and 65535, and is 99999"),
         (["--model", "nowhere"], b"nowhere: not a model folder"),
         (["--host", "256.0.0.1"], b"asr.serve: "),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
-from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from asr.audio.headers import AudioError
+from asr.audio.reading import SAMPLE_RATE, AudioError
 from asr.decode.options import Hypothesis
 from asr.decode.recognizer import Recognizer
 from asr.decode.recordings import Recording, name_of
@@ -43,7 +43,7 @@ class SharedRecognizer:
 
     def __init__(self, recognizer: Recognizer):
         self.recognizer = recognizer
-        self.fails = False  # whether the last that was decoded did
+        self._fails = False  # whether the last that was decoded did
         self._waiting: list[Call] = []
         self._changed = threading.Condition()
         load_detector()
@@ -69,20 +69,32 @@ class SharedRecognizer:
 
         job = Job(name_of(recording), check=check)
         most = own.fitting(own.batch_seconds, round(own.piece_seconds * own.rate))
-        asked: deque[tuple[Piece, Call]] = deque()
+        lot: list[Piece] = []
+        asked: list[tuple[Piece, Call]] = []
         for _, piece in own.read([(job, recording)]):
-            while asked and (piece is None or len(asked) >= most):
-                before, call = asked.popleft()
-                job.segments += own.segments(before, call.found.result())
             if piece is not None:
-                asked.append((piece, self._ask(Call(own, piece.samples, gone))))
+                lot.append(piece)
+            if piece is None or len(lot) == most:  # as many at once as fit: one by one they would be batches of one
+                for before, call in asked:
+                    job.segments += own.segments(before, call.found.result())
+                asked = [(each, Call(own, each.samples, gone)) for each in lot]
+                lot = []
+                self._ask([call for _, call in asked])
+        for before, call in asked:
+            job.segments += own.segments(before, call.found.result())
         return job.transcript()
 
-    def _ask(self, call: Call) -> Call:
+    def works(self) -> bool:
+        """Whether what is decoded now does not fail: where the last did, a second of noise is tried."""
+        if self._fails:
+            with contextlib.suppress(Exception):
+                self.transcribe(np.random.default_rng(0).normal(0, 0.1, SAMPLE_RATE).astype(np.float32))
+        return not self._fails
+
+    def _ask(self, calls: list[Call]) -> None:
         with self._changed:
-            self._waiting.append(call)
+            self._waiting += calls
             self._changed.notify_all()
-        return call
 
     def _work(self) -> None:
         while True:
@@ -118,13 +130,14 @@ class SharedRecognizer:
         """Of a batch that fails each piece is decoded alone: it may be the fault of one, or of their number."""
         try:
             found = batch[0].recognizer.recognize([call.samples for call in batch])
-            for call, hypotheses in list(zip(batch, found, strict=True)):
+            for call, hypotheses in list(zip(batch, found, strict=True)):  # as many, or nobody is told
                 call.found.set_result(hypotheses)
-            self.fails = False
+            self._fails = False
         except BaseException as error:  # whatever it is, the thread must go on
             if len(batch) == 1:
-                self.fails = True
-                batch[0].found.set_exception(error)
+                self._fails = True
+                failure = error if isinstance(error, Exception) else RuntimeError(f"decoding ended by {error!r}")
+                batch[0].found.set_exception(failure)
                 return
             logger.exception("a batch of %d pieces failed, each of which is decoded alone now", len(batch))
             for call in batch:

@@ -1,5 +1,6 @@
 """Requests of several threads share a recogniser's batches, and nothing else."""
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -111,6 +112,13 @@ def test_a_long_recording_does_not_hold_up_a_short_one(slow, pool):
     assert [segment.start for segment in long.result().segments] == sorted(s.start for s in long.result().segments)
 
 
+def test_a_long_recording_is_decoded_in_whole_batches(slow):
+    slow.go_on.release(100)
+    transcript = SharedRecognizer(slow).transcribe(noise(60.0))
+    assert len(transcript.segments) == sum(map(len, slow.batches))
+    assert {len(batch) for batch in slow.batches[:-1]} == {2}  # of six seconds and pieces of up to three
+
+
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), SystemExit(1)])
 def test_what_fails_is_told_and_the_next_is_decoded(slow, monkeypatch, error):
     shared = SharedRecognizer(slow)
@@ -120,11 +128,11 @@ def test_what_fails_is_told_and_the_next_is_decoded(slow, monkeypatch, error):
 
     with monkeypatch.context() as patch:
         patch.setattr(slow, "recognize", failing)
-        with pytest.raises(type(error)):
+        with pytest.raises(RuntimeError, match=re.escape(str(error))):
             shared.transcribe(noise(1.0))
-    assert shared.fails
-    slow.go_on.release()
-    assert shared.transcribe(noise(1.0)).segments and not shared.fails
+        assert not shared.works()  # what it tries fails, too
+    slow.go_on.release(2)
+    assert shared.works() and shared.transcribe(noise(1.0)).segments
 
 
 def test_a_piece_that_fails_does_not_take_the_others_of_its_batch_with_it(slow, pool, monkeypatch):
