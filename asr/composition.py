@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import logging
 import math
 import os
@@ -46,6 +47,7 @@ SHAPE = (
 )
 # what models of one kind need not have in common
 VARYING = ("model.safetensors", "bigram.safetensors", "decoding.json", "README.md")
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what a user may have of it
 FOLLOWING = {"model.vocab_size": "the tokenizer", "model.input_dim": "the features"}  # are not for a user to say
 ORIGINS = ("tokenizer", "tokenizer.folder", "init_from", "init_decoder_from")  # folders, which may have moved
 
@@ -107,7 +109,12 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
                 started = OmegaConf.to_container(composed, resolve=True) | {"experiment": experiment}
                 OmegaConf.save(started, unfinished)
                 unfinished.replace(Path(config.out) / OPTIONS)  # at once: other processes may be reading it
-            train(config)
+            try:
+                train(config)
+            except OSError as error:
+                if error.errno not in FULL or error.filename:
+                    raise
+                raise OSError(error.errno, error.strerror, config.out) from error  # TensorBoard names no file
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # it lets errors through, and prints none itself

@@ -1,5 +1,6 @@
 """Options as they are typed, and what a resumed training makes of them."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,16 @@ def test_a_tilde_in_quotes_is_the_users_folder(tmp_path, monkeypatch):
     done = call("asr.train", "out='~/exp/a'", "data.train=[nowhere]", cwd=tmp_path)
     assert done.returncode == 2 and b"nowhere: no such file" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["exp"] and (tmp_path / "exp" / "a").is_dir()
+
+
+def test_a_full_disk_for_which_tensorboard_names_no_file_is_that_of_the_training(tmp_path, monkeypatch):
+    def full(config):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("asr.training.run.train", full)
+    done = call("asr.train", "out=exp/a", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.decode() == "asr.train: [Errno 28] No space left on device: 'exp/a'\n"
 
 
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
