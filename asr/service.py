@@ -39,10 +39,12 @@ LISTS = 4  # of phrases whose tables are kept
 
 
 class Limits(NamedTuple):
-    at_once: int = 16  # recordings that are read at a time
-    max_waiting: int = 100  # others that wait for that
-    max_mib: float = 200.0  # of a request
-    max_seconds: float = 14_400.0  # of a recording
+    """What a service takes at most."""
+
+    at_once: int  # recordings that are read at a time
+    waiting: int  # others that wait for that
+    mib: float  # of a request
+    seconds: float  # of a recording
 
 
 class Asked(NamedTuple):
@@ -104,6 +106,7 @@ def written(transcript: Transcript, asked: Asked) -> str:
 
 
 def refusal(status: int, message: str, headers: Mapping[str, str] | None = None, **more: str) -> Response:
+    """An error as OpenAI's clients read it."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return JSONResponse({"error": {"message": message, "type": kind}, **more}, status, headers)
 
@@ -119,7 +122,7 @@ class Service:
         self.described = {"id": name, "object": "model", "created": 0, "owned_by": "asr"}
 
     async def transcriptions(self, request: Request) -> Response:
-        size, most = request.headers.get("content-length"), self.limits.max_mib
+        size, most = request.headers.get("content-length"), self.limits.mib
         if size is None or "transfer-encoding" in request.headers:
             raise HTTPException(411, "the request must have a Content-Length, and be sent in one piece")
         if int(size) > most * 2**20:
@@ -138,7 +141,7 @@ class Service:
         return Response(written(transcript, asked), media_type=MEDIA[asked.response_format])
 
     def _check_room(self) -> None:
-        if len(self.at_work) >= self.limits.at_once + self.limits.max_waiting:
+        if len(self.at_work) >= self.limits.at_once + self.limits.waiting:
             raise HTTPException(503, "too many requests at once", {"Retry-After": "10"})
 
     async def _transcript(self, request: Request, asked: Asked) -> Transcript:
@@ -164,7 +167,7 @@ class Service:
             raise HTTPException(400, str(error)) from None
         sound = io.BytesIO(asked.upload.file.read())
         sound.name = asked.upload.filename
-        return self.shared.transcribe(sound, own, gone, self.limits.max_seconds)
+        return self.shared.transcribe(sound, own, gone, self.limits.seconds)
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self.described]})

@@ -28,7 +28,7 @@ def recognizer(files) -> Recognizer:
 @pytest.fixture
 def server(recognizer):
     """The address of one whose requests have at most 1 MiB."""
-    app = application(recognizer, "exp/tiny", Limits(at_once=2, max_waiting=30, max_mib=1.0, max_seconds=30.0))
+    app = application(recognizer, "exp/tiny", Limits(at_once=2, waiting=30, mib=1.0, seconds=30.0))
     listening = socket.create_server(("127.0.0.1", 0))
     running = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})

@@ -6,6 +6,7 @@ stretch of speech that is too long is cut in its longest pause.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -180,18 +181,21 @@ _own = threading.local()  # the detector remembers what it has heard: each threa
 _loading = threading.Lock()
 
 
-def load_detector() -> None:
-    """Before other threads compute: until it is loaded for the first time they may be left with one thread of torch's
-    each (see below)."""
-    _detector()
-
-
 def _detector():
     if not hasattr(_own, "detector"):
-        with _loading:
-            threads = torch.get_num_threads()
+        with _loading, _threads_kept():
             from silero_vad import load_silero_vad
 
             _own.detector = load_silero_vad()
-            torch.set_num_threads(threads)  # importing silero_vad sets it to 1 for the whole process
     return _own.detector
+
+
+@contextlib.contextmanager
+def _threads_kept() -> Iterator[None]:
+    """Importing silero_vad sets torch to one thread for the whole process. To set it back would be too late for whoever
+    computes for the first time in between, and keeps what it finds."""
+    set_num_threads, torch.set_num_threads = torch.set_num_threads, lambda count: None
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads

@@ -8,6 +8,7 @@ import math
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from asr.audio.reading import SAMPLE_RATE, AudioError
 from asr.decode.options import Hypothesis
 from asr.decode.recognizer import Recognizer
 from asr.decode.recordings import Recording, name_of
-from asr.decode.segments import Piece, load_detector
+from asr.decode.segments import Piece
 from asr.decode.transcript import Job, Transcript
 from asr.heap import return_freed_blocks
 
@@ -46,7 +47,6 @@ class SharedRecognizer:
         self._fails = False  # whether the last that was decoded did
         self._waiting: list[Call] = []
         self._changed = threading.Condition()
-        load_detector()
         threading.Thread(target=self._work, daemon=True).start()
 
     def transcribe(
@@ -69,20 +69,18 @@ class SharedRecognizer:
 
         job = Job(name_of(recording), check=check)
         most = own.fitting(own.batch_seconds, round(own.piece_seconds * own.rate))
-        lot: list[Piece] = []
+        pieces = (piece for _, piece in own.read([(job, recording)]) if piece is not None)
         asked: list[tuple[Piece, Call]] = []
-        for _, piece in own.read([(job, recording)]):
-            if piece is not None:
-                lot.append(piece)
-            if piece is None or len(lot) == most:  # as many at once as fit: one by one they would be batches of one
-                for before, call in asked:
-                    job.segments += own.segments(before, call.found.result())
-                asked = [(each, Call(own, each.samples, gone)) for each in lot]
-                lot = []
-                self._ask([call for _, call in asked])
-        for before, call in asked:
-            job.segments += own.segments(before, call.found.result())
-        return job.transcript()
+        while True:
+            lot = list(
+                islice(pieces, most)
+            )  # as many at once as fit: asked for one by one they would be batches of one
+            for piece, call in asked:
+                job.segments += own.segments(piece, call.found.result())
+            if not lot:
+                return job.transcript()
+            asked = [(piece, Call(own, piece.samples, gone)) for piece in lot]
+            self._ask([call for _, call in asked])
 
     def works(self) -> bool:
         """Whether what is decoded now does not fail: where the last did, a second of noise is tried."""

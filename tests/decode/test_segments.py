@@ -111,6 +111,17 @@ def test_the_detector_leaves_the_number_of_threads_as_it_was(monkeypatch):
         torch.set_num_threads(1)
 
 
+def test_nor_does_it_change_in_between(monkeypatch):
+    """A thread that computes for the first time then would keep it."""
+    for name in [name for name in sys.modules if name.startswith("silero_vad")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(segments, "_own", threading.local())
+    changes = []
+    monkeypatch.setattr(torch, "set_num_threads", changes.append)
+    assert len(segments.speech_probabilities(np.zeros(10_000, np.float32))) == 20
+    assert not changes and torch.set_num_threads == changes.append
+
+
 def test_threads_hear_what_each_would_hear_alone():
     samples = [read_audio(resource("data", "samples", name)) for name in ("corner.flac", "glass.flac")]
     sounds = [np.tile(sound, 40 * SAMPLE_RATE // len(sound)) for sound in samples]

@@ -13,10 +13,7 @@ from asr.audio.reading import SAMPLE_RATE
 from asr.decode import DecodeOptions, Hypothesis, Recognizer, segments
 from asr.decode.segments import FRAME
 from asr.decode.sharing import Abandoned, SharedRecognizer
-
-
-def noise(seconds: float, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0, 0.1, round(seconds * SAMPLE_RATE)).astype(np.float32)
+from tests.decode.test_recognizer import noise
 
 
 class Slow(Recognizer):
