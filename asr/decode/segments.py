@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +27,9 @@ WARM_UP = 32  # frames before a row that only set the detector's state
 SPEECH, PAUSE = 0.5, 0.35  # probabilities above and below which a frame is speech, or is none
 CERTAIN = 0.9  # probability that some frame of any speech has, and of noise or music hardly one
 STRETCH = SAMPLE_RATE // 2  # samples of which quiet ones are raised together
+BEFORE = 2 * STRETCH  # samples by which the loudness of the next is judged, too
 MARGIN = 0.2  # seconds kept around speech
-LONG_PAUSE = 1.0  # seconds of silence that end a piece
+LONG_PAUSE = 1.0  # seconds of silence that end a piece, of a recording that is whole
 
 
 class Piece(NamedTuple):
@@ -41,27 +42,57 @@ class Piece(NamedTuple):
 def cut_at_pauses(blocks: Iterator[np.ndarray], longest: float = LONGEST) -> Iterator[Piece]:
     """Pieces of at most `longest` seconds of a recording that comes in blocks `(N,)` of 16 kHz samples, in order."""
     tape, size = _Tape(blocks), max(ROWS * ROW_FRAMES * FRAME, int(longest * SAMPLE_RATE) + FRAME)
-    window = tape.take(size)
-    if len(window) <= longest * SAMPLE_RATE:
-        if len(window):
-            yield Piece(0.0, window)
+    fresh, wanted = tape.take(size), size
+    if len(fresh) <= longest * SAMPLE_RATE:
+        if len(fresh):
+            yield Piece(0.0, fresh)
         return
-    done, start = 0, 0  # `start`: where the window begins in the recording
-    probabilities = speech_probabilities(window)
-    while len(window):
-        last = len(window) < size
-        for begin, end in _stretches(probabilities, last, int(longest * SAMPLE_RATE / FRAME)):
+    cutter = Cutter(longest)
+    while True:
+        yield from cutter.cut(fresh, last=len(fresh) < wanted)
+        if len(fresh) < wanted:
+            return
+        wanted = size - len(cutter.rest)
+        fresh = tape.take(wanted)
+
+
+class Cutter:
+    """Cuts a recording at its pauses while it comes in: a piece is there as soon as it is certain where it ends."""
+
+    def __init__(
+        self,
+        longest: float = LONGEST,
+        pause: float = LONG_PAUSE,
+        judge: Callable[[np.ndarray], np.ndarray] | None = None,
+    ):
+        """A piece has at most `longest` seconds, and ends in a pause of `pause` (`MARGIN` at least); `judge` gives the
+        `speech_probabilities` of what comes next."""
+        self.longest, self.pause = int(longest * SAMPLE_RATE / FRAME), _frames(pause)
+        self.judge = judge or speech_probabilities
+        self.start = 0  # samples before the rest
+        self.rest = np.zeros(0, np.float32)  # what is in no piece yet
+        self.probabilities = np.zeros(0, np.float32)  # of speech, in each whole frame of the rest
+
+    @property
+    def speaks(self) -> bool:
+        """Whether there is speech in the rest."""
+        return bool((self.probabilities >= SPEECH).any())
+
+    def cut(self, fresh: np.ndarray, last: bool = False) -> Iterator[Piece]:
+        """The pieces that end in what was left with `fresh (N,)` behind it; `last`: nothing comes after that."""
+        self.rest = np.concatenate([self.rest, fresh])
+        frames = -(-len(self.rest) // FRAME) if last else len(self.rest) // FRAME
+        new = self.rest[len(self.probabilities) * FRAME : frames * FRAME]
+        self.probabilities = np.concatenate([self.probabilities, self.judge(new)])
+        done = 0
+        for begin, end in _stretches(self.probabilities, last, self.longest, self.pause):
             done = end
             if begin is not None:
-                first, stop = begin * FRAME, min(end * FRAME, len(window))
-                # a copy: it waits for others, and a view would keep the whole window
-                yield Piece((start + first) / SAMPLE_RATE, window[first:stop].copy())
-        if last:
-            return
-        rest, start = window[done * FRAME :], start + done * FRAME
-        fresh = tape.take(size - len(rest))
-        window = np.concatenate([rest, fresh])
-        probabilities = np.concatenate([probabilities[done:], speech_probabilities(fresh)])
+                first, stop = begin * FRAME, min(end * FRAME, len(self.rest))
+                # a copy: it waits for others, and a view would keep all of the rest
+                yield Piece((self.start + first) / SAMPLE_RATE, self.rest[first:stop].copy())
+        self.start += min(done * FRAME, len(self.rest))
+        self.rest, self.probabilities = self.rest[done * FRAME :], self.probabilities[done:]
 
 
 def speech_probabilities(samples: np.ndarray) -> np.ndarray:
@@ -83,11 +114,31 @@ def speech_probabilities(samples: np.ndarray) -> np.ndarray:
 
 def has_speech(samples: np.ndarray) -> bool:
     """Whether some frame of `(N,)` certainly is speech: they are judged one by one, up to the first that is."""
-    sound = _raised(np.pad(samples, (0, -len(samples) % FRAME)))[None]
     detector = _detector()
     detector.reset_states()
+    return any(probability >= CERTAIN for probability in _judged(detector, _raised(samples)))
+
+
+class SpeechDetector:
+    """`speech_probabilities` of a sound that is still coming in: it is given one stretch after another, all but the
+    last of whole frames."""
+
+    def __init__(self):
+        self._detector = _new_detector()
+        self._heard = np.zeros(0, np.float32)
+
+    def __call__(self, samples: np.ndarray) -> np.ndarray:
+        heard = np.concatenate([self._heard, samples])
+        raised = _raised(heard)[len(self._heard) :]
+        self._heard = heard[-BEFORE:]
+        return np.array(list(_judged(self._detector, raised)), np.float32)
+
+
+def _judged(detector, sound: torch.Tensor) -> Iterator[float]:
+    """The probabilities of the frames of `sound (N,)`, which come after those that the detector remembers."""
     with torch.inference_mode():
-        return any(float(detector(frame, SAMPLE_RATE)) >= CERTAIN for frame in sound.split(FRAME, dim=1))
+        for frame in nn.functional.pad(sound, (0, -len(sound) % FRAME)).view(-1, 1, FRAME):
+            yield float(detector(frame, SAMPLE_RATE))
 
 
 def _raised(samples: np.ndarray) -> torch.Tensor:
@@ -100,50 +151,49 @@ def _raised(samples: np.ndarray) -> torch.Tensor:
     return sound.mul_(gains).clamp_(-1.0, 1.0)[: len(samples)]
 
 
-def _stretches(probabilities: np.ndarray, last: bool, longest: int) -> Iterator[tuple[int | None, int]]:
+def _stretches(probabilities: np.ndarray, last: bool, longest: int, pause: int) -> Iterator[tuple[int | None, int]]:
     """(begin, end) in frames of each piece within a window, `longest` at most; begin None: nothing there, on to `end`.
 
-    Where more is to come (not `last`) it stops before the piece that may reach into it."""
+    Where more is to come (not `last`) it stops before the first whose end depends on that."""
     margin, position, total = _frames(MARGIN), 0, len(probabilities)
     while position < total:
         ahead = probabilities[position : position + longest]
-        if not last and len(ahead) < longest:
-            return
+        is_rest = last and position + len(ahead) == total
         speech = np.flatnonzero(ahead >= SPEECH)
         if not len(speech):
-            # a margin stays behind: what follows may begin with speech
-            end = total if last and position + len(ahead) >= total else position + max(1, len(ahead) - margin)
-            yield None, end
-            position = end
-        elif speech[0] > 2 * margin:
-            position += int(speech[0]) - margin
-            yield None, position
+            begin, end = None, len(ahead) if is_rest else len(ahead) - margin  # what follows may begin with speech
+        elif speech[0] > margin:
+            begin, end = None, int(speech[0]) - margin
         else:
-            end = position + _end(ahead, int(speech[0]), is_rest=last and position + len(ahead) == total)
-            yield position, end
-            position = end
+            begin, end = position, _end(ahead, int(speech[0]), longest, pause, is_rest)
+        if end <= 0:
+            return
+        position += end
+        yield begin, position
 
 
-def _end(ahead: np.ndarray, first: int, is_rest: bool) -> int:
-    """Where the piece ends that begins with speech in frame `first` of the probabilities `ahead`.
+def _end(ahead: np.ndarray, first: int, longest: int, pause: int, is_rest: bool) -> int:
+    """Where the piece ends that begins with speech in frame `first` of the probabilities `ahead`; 0: not known yet.
 
-    At the first pause of `LONG_PAUSE`; else, unless this is the rest of the recording, in the middle of the longest
-    pause after `SHORTEST`, or at the frame least like speech."""
+    At the first pause of `pause` frames; else, unless this is the rest of the recording, in the middle of the longest
+    one after `SHORTEST`, or at the frame least like speech."""
     begins, ends = _runs(ahead[first:] < PAUSE)
     begins, ends = begins + first, ends + first
-    long = np.flatnonzero(ends - begins >= _frames(LONG_PAUSE))
+    long = np.flatnonzero(ends - begins >= pause)
     if len(long):
         return int(begins[long[0]]) + _frames(MARGIN)
     if is_rest:
         return len(ahead)
+    if len(ahead) < longest:
+        return 0
     shortest = min(_frames(SHORTEST), len(ahead) // SHARE)
     late = ends > shortest
     if not late.any():
         half = len(ahead) // 2
         return half + int(np.argmin(ahead[half:])) + 1
     begins, ends = np.maximum(begins[late], shortest), ends[late]
-    longest = int(np.argmax(ends - begins))
-    return int(begins[longest] + ends[longest] + 1) // 2
+    longest_pause = int(np.argmax(ends - begins))
+    return int(begins[longest_pause] + ends[longest_pause] + 1) // 2
 
 
 def _runs(quiet: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -183,11 +233,15 @@ _loading = threading.Lock()
 
 def _detector():
     if not hasattr(_own, "detector"):
-        with _loading, _threads_kept():
-            from silero_vad import load_silero_vad
-
-            _own.detector = load_silero_vad()
+        _own.detector = _new_detector()
     return _own.detector
+
+
+def _new_detector():
+    with _loading, _threads_kept():
+        from silero_vad import load_silero_vad
+
+        return load_silero_vad()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,17 @@ from asr.audio.features import QUIET, SILENCE
 from asr.audio.reading import SAMPLE_RATE, read_audio
 from asr.corpus import iterate, open_corpus
 from asr.decode import segments
-from asr.decode.segments import FRAME, LONGEST, SPEECH, _Tape, cut_at_pauses, has_speech, speech_probabilities
+from asr.decode.segments import (
+    FRAME,
+    LONGEST,
+    SPEECH,
+    Cutter,
+    SpeechDetector,
+    _Tape,
+    cut_at_pauses,
+    has_speech,
+    speech_probabilities,
+)
 from asr.resources import resource
 
 
@@ -19,16 +29,16 @@ def in_blocks(samples: np.ndarray, size: int = 100_000):
     return iter([samples[i : i + size] for i in range(0, len(samples), size)])
 
 
+def loudness(samples: np.ndarray) -> np.ndarray:
+    """A detector that takes what is loud for speech, so that the cutting is tested without the detector."""
+    frames = -(-len(samples) // FRAME)
+    padded = np.pad(samples, (0, frames * FRAME - len(samples))).reshape(frames, FRAME)
+    return (np.abs(padded).mean(axis=1) > 0.01).astype(np.float32) * 0.9
+
+
 @pytest.fixture
 def loud_is_speech(monkeypatch):
-    """A detector that takes what is loud for speech, so that the cutting is tested without the detector."""
-
-    def judge(samples: np.ndarray) -> np.ndarray:
-        frames = -(-len(samples) // FRAME)
-        padded = np.pad(samples, (0, frames * FRAME - len(samples))).reshape(frames, FRAME)
-        return (np.abs(padded).mean(axis=1) > 0.01).astype(np.float32) * 0.9
-
-    monkeypatch.setattr(segments, "speech_probabilities", judge)
+    monkeypatch.setattr(segments, "speech_probabilities", loudness)
 
 
 def talk(*seconds: float) -> np.ndarray:
@@ -76,6 +86,28 @@ def test_a_long_pause_ends_a_piece(loud_is_speech):
     starts, lengths = zip(*((piece.start, len(piece.samples) / SAMPLE_RATE) for piece in pieces), strict=True)
     assert starts == pytest.approx([0, 7.8, 15.8], abs=0.1)
     assert lengths == pytest.approx([3.2, 3.4, 3.4], abs=0.1)
+
+
+@pytest.mark.parametrize("size", [100, 3_333, 50_000])
+def test_what_is_cut_while_it_comes_in_is_cut_as_the_whole(loud_is_speech, size):
+    rng = np.random.default_rng(1)
+    sound = talk(*(x for _ in range(12) for x in (rng.uniform(0.5, 30), rng.uniform(0.1, 4))))
+    cutter = Cutter()
+    found = [piece for block in in_blocks(sound, size) for piece in cutter.cut(block)]
+    found += cutter.cut(np.zeros(0, np.float32), last=True)
+    whole = list(cut_at_pauses(in_blocks(sound)))
+    assert len(found) == len(whole) > 12
+    for piece, expected in zip(found, whole, strict=True):
+        assert piece.start == expected.start and np.array_equal(piece.samples, expected.samples)
+
+
+def test_a_piece_is_there_as_soon_as_its_pause_is_long_enough(loud_is_speech):
+    cutter = Cutter(pause=0.5)
+    found = []
+    for i, block in enumerate(in_blocks(talk(3, 2, 3), SAMPLE_RATE // 10), 1):
+        found += [(i / 10, piece.start + len(piece.samples) / SAMPLE_RATE) for piece in cutter.cut(block)]
+        assert cutter.speaks == (i / 10 <= 3.5 or i / 10 > 5.0), i
+    assert found == [(pytest.approx(3.5, abs=0.11), pytest.approx(3.2, abs=0.05))]
 
 
 def test_silence_is_dropped(loud_is_speech):
@@ -184,3 +216,13 @@ def test_the_detector_hears_real_speech_and_not_the_noise_between(speech):
         heard[round(piece.start * SAMPLE_RATE) :][: len(piece.samples)] = True
     assert heard.mean() < 0.5
     assert np.mean([heard[a:b].mean() for a, b in spoken]) > 0.7
+
+
+def test_a_detector_hears_what_comes_in_as_it_hears_the_whole():
+    sound = np.tile(read_audio(resource("data", "samples", "glass.flac")), 3)
+    detector, size = SpeechDetector(), 16 * FRAME
+    heard = np.concatenate([detector(block) for block in in_blocks(sound, size)])
+    whole = speech_probabilities(sound)
+    assert heard.shape == whole.shape
+    assert np.mean((heard >= SPEECH) == (whole >= SPEECH)) > 0.97
+    assert len(detector(np.zeros(0, np.float32))) == 0
