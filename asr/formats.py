@@ -67,13 +67,14 @@ def as_dict(transcript: Transcript) -> dict:
     if transcript.error:
         known["error"] = transcript.error
     if transcript.segments or not transcript.error:
-        segments = [_segment(segment) for segment in transcript.segments]
+        segments = [segment_as_dict(segment) for segment in transcript.segments]
         known |= {"text": transcript.text, "duration": round(transcript.duration, 3)}
         known |= {"confidence": _rounded(transcript.confidence), "segments": segments}
     return known
 
 
-def _segment(segment: Segment) -> dict:
+def segment_as_dict(segment: Segment) -> dict:
+    """All that is known of a segment, for JSON."""
     words = []
     for word in segment.words:
         times = {} if word.start is None else {"start": round(word.start, 3), "end": round(word.end, 3)}

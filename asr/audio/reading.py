@@ -232,7 +232,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
         blocks = _soundfile_blocks(sound, file, most, promised, name)
         only = 0 if sound.channels == 1 else channel
         mono = (block.mean(axis=1) if only is None else block[:, only] for block in blocks)
-        yield from _between(_resample(mono, sound.samplerate), (begin - skipped) * SAMPLE_RATE, sys.maxsize)
+        yield from _between(resampled(mono, sound.samplerate), (begin - skipped) * SAMPLE_RATE, sys.maxsize)
         if cut_off:
             raise cut_off
 
@@ -282,8 +282,9 @@ def _finite(block: np.ndarray, name: str) -> np.ndarray:
     return block
 
 
-def _resample(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:
-    """Block by block, with as much of the neighbours as the filter reaches: the same samples as in one piece.
+def resampled(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:
+    """Samples `(N,)` at `rate` as samples at 16 kHz, block by block, with as much of the neighbours as the filter
+    reaches: the same as in one piece.
 
     A rate that has hardly a divisor in common with 16 kHz, whose filters would be as many, is taken as one that has:
     those of files to 5 ms in an hour, 16,005 Hz as 16,000."""

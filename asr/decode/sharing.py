@@ -72,15 +72,21 @@ class SharedRecognizer:
         pieces = (piece for _, piece in own.read([(job, recording)]) if piece is not None)
         asked: list[tuple[Piece, Call]] = []
         while True:
-            lot = list(
-                islice(pieces, most)
-            )  # as many at once as fit: asked for one by one they would be batches of one
+            lot = list(islice(pieces, most))  # as many as fit: asked for one by one they would be batches of one
             for piece, call in asked:
                 job.segments += own.segments(piece, call.found.result())
             if not lot:
                 return job.transcript()
             asked = [(piece, Call(own, piece.samples, gone)) for piece in lot]
             self._ask([call for _, call in asked])
+
+    def recognize(
+        self, own: Recognizer, inputs: list[np.ndarray], gone: threading.Event | None = None
+    ) -> list[list[Hypothesis]]:
+        """`Recognizer.recognize` of one with options of its own."""
+        calls = [Call(own, samples, gone or threading.Event()) for samples in inputs]
+        self._ask(calls)
+        return [call.found.result() for call in calls]
 
     def works(self) -> bool:
         """Whether what is decoded now does not fail: where the last did, a second of noise is tried."""

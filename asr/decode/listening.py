@@ -1,0 +1,135 @@
+"""Sound that is still coming in: drafts of what is being said, and each piece for good as soon as a pause ends it.
+
+A draft is made of all of the piece so far, by a quicker search. Its words are settled as far as the next draft, which
+has heard more, agrees: local agreement (Liu et al. 2020, "Low-Latency Sequence-to-Sequence Speech Recognition and
+Translation by Partial Hypothesis Selection").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import numpy as np
+
+from asr.audio.reading import SAMPLE_RATE
+from asr.decode.options import Hypothesis
+from asr.decode.recognizer import Recognizer
+from asr.decode.segments import MARGIN, Cutter, Piece, SpeechDetector
+from asr.decode.transcript import Segment
+from asr.text.words import join_words
+
+EVERY = 0.5  # seconds of new sound between two drafts, at least
+PAUSE = 0.5  # seconds of silence that end a piece
+DRAFTS = ("rescore", "greedy", "ctc")  # strategies of drafts
+
+Decode = Callable[[Recognizer, list[np.ndarray]], list[list[Hypothesis]]]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What is known at a time."""
+
+    segments: list[Segment] = field(default_factory=list)  # that have ended since the last time, for good
+    start: float | None = None  # seconds to where the piece begins that is being spoken; None: nobody speaks
+    settled: str = ""  # the words of that piece that later drafts hardly change: they are only added to
+    tentative: str = ""  # and the others
+
+
+def listen(
+    recognizer: Recognizer,
+    blocks: Iterable[np.ndarray],
+    drafter: Recognizer | None = None,
+    every: float = EVERY,
+    pause: float = PAUSE,
+    decode: Decode = Recognizer.recognize,
+) -> Iterator[Heard]:
+    """What is heard in sound that comes in blocks of samples `(N,)` at 16 kHz, float32, of any size: each time that
+    something is new, after `every` seconds of sound at the earliest. A piece ends in `pause` seconds of silence.
+
+    `drafter` (`drafter_of`) says what is being said before that. Where decoding is slower than the sound there are
+    fewer drafts: `blocks` is asked for the next when the last was worked on, and should then give all that has come in
+    (`drained`). `decode` gives the hypotheses of a batch of pieces (`SharedRecognizer.recognize`). Raises ValueError
+    for a model that does not hear sound, or a pause that is too short."""
+    if recognizer.takes != "sound":
+        raise ValueError(f"this model takes {recognizer.takes}, not sound")
+    if not pause >= MARGIN:
+        raise ValueError(f"pause must be at least {MARGIN} s, not {pause}")
+    cutter, draft = Cutter(recognizer.piece_seconds, pause, SpeechDetector()), _Draft()
+    least, most = (round(seconds * SAMPLE_RATE) for seconds in (every, recognizer.piece_seconds))
+    for fresh, last in _turns(blocks, least, most):
+        if pieces := list(cutter.cut(fresh, last)):
+            found = decode(recognizer, [piece.samples for piece in pieces])
+            heard = [recognizer.segments(*each) for each in zip(pieces, found, strict=True)]
+            draft = _Draft()
+            yield Heard([segment for segments in heard for segment in segments if segment.words])
+        if drafter and cutter.speaks and not last:
+            piece = Piece(cutter.start / SAMPLE_RATE, cutter.rest)
+            [found] = decode(drafter, [piece.samples])
+            if draft.is_news([word.text for part in drafter.segments(piece, found) for word in part.words]):
+                yield Heard([], piece.start, draft.settled, draft.tentative)
+
+
+def drafter_of(recognizer: Recognizer, strategy: str | None = None) -> Recognizer:
+    """The same model with a quicker search, of `DRAFTS` (None: rescore, or greedy where CTC has no part). Raises
+    ValueError for one that the model cannot do."""
+    if strategy is None:
+        strategy = "rescore" if recognizer.model.transformer.ctc and recognizer.options.ctc_weight else "greedy"
+    options = {"strategy": strategy, "nbest": 1, "temperature": 0.0, "fallback": ()}
+    if strategy == "ctc":
+        options |= {"beam_size": 1, "lm_weight": 0.0, "ilm_weight": 0.0, "phrases": ()}  # the likeliest path
+    return recognizer.with_options(**options)
+
+
+class _Draft:
+    """The words of a piece that is being spoken, as far as they are known."""
+
+    def __init__(self):
+        self.agreed: list[str] = []
+        self.others: list[str] = []  # the last draft's, behind as many
+
+    def is_news(self, words: list[str]) -> bool:
+        """Takes another draft; whether it says something new."""
+        before = self.settled, self.tentative
+        fresh = words[len(self.agreed) :]
+        both = takewhile(lambda pair: pair[0] == pair[1], zip(self.others, fresh, strict=False))
+        count = sum(1 for _ in both)
+        self.agreed, self.others = self.agreed + fresh[:count], fresh[count:]
+        return before != (self.settled, self.tentative)
+
+    @property
+    def settled(self) -> str:
+        return join_words(self.agreed)
+
+    @property
+    def tentative(self) -> str:
+        return join_words(self.others)
+
+
+def _turns(blocks: Iterable[np.ndarray], least: int, most: int) -> Iterator[tuple[np.ndarray, bool]]:
+    """What has come in, from `least` to `most` samples at a time, and whether that is the last, which may have less."""
+    waiting = np.zeros(0, np.float32)
+    for block in blocks:
+        waiting = np.concatenate([waiting, block])
+        while len(waiting) >= least:
+            yield waiting[:most], False
+            waiting = waiting[most:]
+    yield waiting, True
+
+
+def drained(inbox: queue.Queue[bytes | None]) -> Iterator[np.ndarray]:
+    """Samples `(N,)`, float32, of raw ones of 16 bits (little-endian, one channel), whose bytes another thread puts in:
+    all that it has put in since the last time, as one block. None ends them."""
+    waiting: list[bytes | None] = []
+    odd = b""  # of a sample that has come by half
+    while waiting[-1:] != [None]:
+        waiting = [inbox.get()]
+        with contextlib.suppress(queue.Empty):
+            while waiting[-1] is not None:
+                waiting.append(inbox.get_nowait())
+        raw = odd + b"".join(block for block in waiting if block is not None)
+        odd = raw[len(raw) // 2 * 2 :]
+        yield np.frombuffer(raw, "<i2", len(raw) // 2).astype(np.float32) / 32768

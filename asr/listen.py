@@ -1,0 +1,128 @@
+"""Speech to text while it is spoken: raw samples from standard input, as `arecord -q -t raw -f S16_LE -r 16000 |
+python -m asr.listen`.
+
+On a terminal what is being said is shown as it becomes known. Ctrl-C ends it, after what was said until then. Exit code
+2 for a wrong option or model, or for what is no raw sound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import select
+import shutil
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from asr.commands import add_decoding_options, guarded, load_recognizer, say
+
+if TYPE_CHECKING:
+    from asr.decode.listening import Heard
+
+BLOCK = 2**14  # bytes that are read at once, where so many have come
+MOST_BLOCKS = 1000  # that wait for a recogniser slower than the sound; then the sound waits
+HEADERS = {b"RIFF": "WAV", b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3"}
+ERASE, DIM, PLAIN = "\r\033[K", "\033[2m", "\033[0m"  # on a terminal
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="asr-listen",
+        description="Transcribes speech while it is spoken: raw samples of 16 bits, one channel, from standard input.",
+    )
+    parser.add_argument("--rate", type=int, default=16_000, metavar="HZ", help="samples a second (default: 16000)")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="text: a line each time that a pause ends what was said; json: an object a line, drafts among them",
+    )
+    parser.add_argument(
+        "--drafts",
+        metavar="STRATEGY",
+        help="how drafts are searched: rescore, greedy or ctc, the quickest (default: rescore; greedy without CTC)",
+    )
+    parser.add_argument("--every", type=float, default=0.5, help="seconds between two drafts at least (default: 0.5)")
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds of one that ends a piece (default: 0.5)")
+    add_decoding_options(parser)
+    return parser
+
+
+@guarded("asr.listen")
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    for name, least, most in (("rate", 4_000, 768_000), ("every", 0.1, 60.0), ("pause", 0.2, 60.0)):
+        if not least <= getattr(args, name) <= most:
+            raise ValueError(f"--{name} lies between {least} and {most}, and is {getattr(args, name)}")
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ValueError("pipe sound into it: arecord -q -t raw -f S16_LE -r 16000 | python -m asr.listen")
+    first = os.read(sys.stdin.fileno(), BLOCK)
+    if kind := next((HEADERS[head] for head in HEADERS if first.startswith(head)), None):
+        raise ValueError(
+            f"standard input is {kind}, and should be raw samples: ffmpeg -i FILE -f s16le -ar 16000 -ac 1 -"
+        )
+    inbox: queue.Queue[bytes | None] = queue.Queue(MOST_BLOCKS)
+    inbox.put(first)
+    ended = threading.Event()
+    threading.Thread(target=_read, args=(sys.stdin.fileno(), inbox, ended), daemon=True).start()
+    recognizer = load_recognizer(args)
+    recognizer.word_times = args.format == "json" and recognizer.model.transformer.ctc is not None
+
+    from asr.audio.reading import resampled
+    from asr.decode.listening import DRAFTS, drafter_of, drained, listen
+
+    if args.drafts not in (None, *DRAFTS):
+        raise ValueError(f"--drafts is one of {', '.join(DRAFTS)}, not {args.drafts}")
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        ended.set()
+
+    signal.signal(signal.SIGINT, end)
+    write = _as_json if args.format == "json" else _on_terminal if sys.stdout.isatty() else _as_text
+    drafter = None if write is _as_text else drafter_of(recognizer, args.drafts)
+    for heard in listen(recognizer, resampled(drained(inbox), args.rate), drafter, args.every, args.pause):
+        write(heard)
+
+
+def _read(descriptor: int, inbox: queue.Queue[bytes | None], ended: threading.Event) -> None:
+    while not ended.is_set():
+        if select.select([descriptor], [], [], 0.1)[0]:
+            block = os.read(descriptor, BLOCK)
+            if not block:
+                break
+            inbox.put(block)
+    inbox.put(None)
+
+
+def _as_text(heard: Heard) -> None:
+    for segment in heard.segments:
+        say(f"{segment.text}\n")
+
+
+def _as_json(heard: Heard) -> None:
+    from asr.formats import segment_as_dict
+
+    for segment in heard.segments:
+        say(json.dumps({"type": "segment", **segment_as_dict(segment)}, ensure_ascii=False) + "\n")
+    if heard.start is not None:
+        draft = {"start": round(heard.start, 3), "settled": heard.settled, "tentative": heard.tentative}
+        say(json.dumps({"type": "draft", **draft}, ensure_ascii=False) + "\n")
+
+
+def _on_terminal(heard: Heard) -> None:
+    """What is being said is the last line, as much of its end as fits; what may still change is dim."""
+    say(ERASE)
+    _as_text(heard)
+    width = shutil.get_terminal_size().columns - 2
+    tentative = heard.tentative[-width:]
+    settled = heard.settled[-max(0, width - len(tentative)) :]
+    say(f"{settled} {DIM}{tentative}{PLAIN}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Sound that is still coming in: what is known of it, and when."""
+
+import queue
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from asr.audio.reading import SAMPLE_RATE
+from asr.decode import DecodeOptions, Recognizer, listening
+from asr.decode.listening import _Draft, drafter_of, drained, listen
+from asr.decode.segments import Piece
+from asr.decode.sharing import SharedRecognizer
+from asr.model.config import ModelConfig
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from tests.decode.test_recognizer import noise
+from tests.decode.test_segments import in_blocks, loudness
+
+SILENCE = np.zeros(SAMPLE_RATE, np.float32)
+TURNS = np.concatenate([noise(2.0, 1), SILENCE, noise(1.5, 2), SILENCE, noise(1.2, 3)])
+
+
+@pytest.fixture
+def recognizer(tiny_model, noise_is_heard, monkeypatch) -> Recognizer:
+    """It takes what is loud for speech."""
+    monkeypatch.setattr(listening, "SpeechDetector", lambda: loudness)
+    with torch.no_grad():
+        tiny_model.transformer.ctc.weight.mul_(20)
+    return Recognizer(tiny_model, DecodeOptions(beam_size=3), precision="float32", piece_seconds=4, word_times=True)
+
+
+def test_a_pause_ends_a_piece_which_is_heard_as_it_would_be_alone(recognizer):
+    segments = [segment for heard in listen(recognizer, in_blocks(TURNS, 1000)) for segment in heard.segments]
+    assert [segment.start for segment in segments] == pytest.approx([0.0, 2.8, 5.3], abs=0.05)
+    assert [segment.end for segment in segments] == pytest.approx([2.2, 4.7, 6.7], abs=0.05)
+    for segment in segments:
+        piece = Piece(segment.start, TURNS[round(segment.start * SAMPLE_RATE) : round(segment.end * SAMPLE_RATE)])
+        [alone] = recognizer.segments(piece, recognizer.recognize([piece.samples])[0])
+        assert segment.text == alone.text and segment.words[-1].end == alone.words[-1].end
+        assert segment.score == pytest.approx(alone.score, abs=1e-4)
+
+
+def test_drafts_are_of_the_piece_so_far(recognizer):
+    """Every half second, until a pause has lasted for as long."""
+    drafter, sizes = drafter_of(recognizer, "ctc"), []
+
+    def decode(own: Recognizer, inputs: list[np.ndarray]):
+        sizes.append((own.options.strategy, *(len(x) / SAMPLE_RATE for x in inputs)))
+        return own.recognize(inputs)
+
+    drafts = list(listen(recognizer, in_blocks(TURNS[: 4 * SAMPLE_RATE], 2000), drafter, decode=decode))
+    assert sizes[:5] == [("ctc", 0.5), ("ctc", 1.0), ("ctc", 1.5), ("ctc", 2.0), ("ctc", 2.5)]
+    assert [strategy for strategy, _ in sizes].count("beam") == 2 and sizes[5] == ("beam", pytest.approx(2.2, abs=0.05))
+    assert {heard.start and round(heard.start, 1) for heard in drafts} == {None, 0.0, 2.8}
+    whole = drafter.transcribe(TURNS[: 2 * SAMPLE_RATE]).text
+    assert any(whole.endswith(heard.tentative) and heard.tentative for heard in drafts if heard.start == 0.0)
+
+
+def test_without_a_drafter_only_pieces_are_decoded(recognizer):
+    heard = list(listen(recognizer, in_blocks(TURNS, 1000)))
+    assert len(heard) == 3 and all(len(each.segments) == 1 and each.start is None for each in heard)
+
+
+def test_speech_without_a_pause_is_cut_all_the_same(recognizer):
+    segments = [segment for heard in listen(recognizer, in_blocks(noise(9.5), 3000)) for segment in heard.segments]
+    lengths = [segment.end - segment.start for segment in segments]
+    assert len(segments) >= 3 and max(lengths) <= 4 and sum(lengths) == pytest.approx(9.5)
+
+
+@pytest.mark.parametrize("sound", [np.zeros(0, np.float32), np.zeros(3 * SAMPLE_RATE, np.float32)])
+def test_where_nothing_is_said_nothing_is_heard(recognizer, sound):
+    assert list(listen(recognizer, in_blocks(sound, 1000))) == []
+
+
+def test_an_hour_at_once_is_decoded_in_turns(recognizer):
+    """What comes from a file, and not from a microphone."""
+    most = []
+
+    def decode(own: Recognizer, inputs: list[np.ndarray]):
+        most.append(sum(map(len, inputs)) / SAMPLE_RATE)
+        return own.recognize(inputs)
+
+    segments = [s for heard in listen(recognizer, [np.tile(TURNS, 10)], decode=decode) for s in heard.segments]
+    assert len(segments) == 21  # the third of each is followed by the first of the next
+    assert max(most) <= 8.0
+
+
+def test_words_are_settled_as_far_as_two_drafts_agree():
+    draft = _Draft()
+    told = []
+    for words in ("he", "here is", "here is a", "her is a cat", "her is a cat", "her is a cat", "here"):
+        is_news = draft.is_news(words.split())
+        told.append((is_news, draft.settled, draft.tentative))
+    assert told == [
+        (True, "", "he"),
+        (True, "", "here is"),
+        (True, "here is", "a"),
+        (True, "here is a", "cat"),  # what was settled stays
+        (True, "here is a cat", ""),
+        (False, "here is a cat", ""),
+        (False, "here is a cat", ""),
+    ]
+
+
+def test_a_model_without_ctc_drafts_by_attention(tiny_model, tiny_config, recognizer):
+    config = ModelConfig(**{**vars(tiny_config), "ctc": False})
+    model = SpeechModel(tiny_model.front_end.config, Transformer(config), tiny_model.tokenizer)
+    own = Recognizer(model, DecodeOptions(beam_size=2, ctc_weight=0.0))
+    assert (drafter_of(own).options.strategy, drafter_of(recognizer).options.strategy) == ("greedy", "rescore")
+    heard = list(listen(own, in_blocks(TURNS, 2000), drafter_of(own)))
+    assert any(each.tentative for each in heard) and len([each for each in heard if each.segments]) == 3
+
+
+def test_several_share_a_recogniser(recognizer):
+    shared, drafter = SharedRecognizer(recognizer), drafter_of(recognizer)
+    alone = list(listen(recognizer, in_blocks(TURNS, 1000), drafter))
+    found: list[list] = [[], []]
+    threads = [
+        threading.Thread(
+            target=lambda i=i: found[i].extend(
+                listen(recognizer, in_blocks(TURNS, 1000), drafter, decode=shared.recognize)
+            )
+        )
+        for i in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for heard in found:
+        assert [(each.start, each.settled, each.tentative) for each in heard] == [
+            (each.start, each.settled, each.tentative) for each in alone
+        ]
+        assert [[s.text for s in each.segments] for each in heard] == [
+            [s.text for s in each.segments] for each in alone
+        ]
+
+
+def test_what_has_come_in_meanwhile_is_one_block():
+    inbox: queue.Queue[bytes | None] = queue.Queue()
+    blocks = drained(inbox)
+    samples = np.array([0, 16384, -32768, 8192], "<i2").tobytes()
+    inbox.put(samples[:3])  # a sample and a half
+    np.testing.assert_array_equal(next(blocks), np.array([0.0], np.float32))
+    inbox.put(samples[3:5])
+    inbox.put(samples[5:])
+    inbox.put(None)
+    np.testing.assert_array_equal(next(blocks), np.array([0.5, -1.0, 0.25], np.float32))
+    assert list(blocks) == []
+
+
+def test_what_cannot_be_is_said(recognizer):
+    with pytest.raises(ValueError, match=r"pause must be at least 0.2 s, not 0.1"):
+        list(listen(recognizer, [], pause=0.1))
+    recognizer.takes = "matrix"
+    with pytest.raises(ValueError, match="this model takes matrix, not sound"):
+        list(listen(recognizer, []))

@@ -1,0 +1,124 @@
+"""The command that listens: what it prints, and how it ends."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from asr.audio.reading import SAMPLE_RATE, read_audio
+from asr.resources import resource
+from tests.test_commands import call
+
+CORNER = "a man with a black dog was standing at the corner"
+GLASS = "there was nothing on the table but a book and a glass of water"
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+def raw(*names: str, pause: float = 0.8) -> bytes:
+    """Samples that ship, and a pause behind them, as bytes."""
+    sounds = [read_audio(resource("data", "samples", f"{name}.flac")) for name in names]
+    whole = np.concatenate([*sounds, np.zeros(round(pause * SAMPLE_RATE), np.float32)])
+    return (whole * 32767).astype("<i2").tobytes()
+
+
+@pytest.fixture
+def listening(programs):
+    """Starts the command."""
+    running = []
+
+    def start(*arguments: str, python=programs / "python", **pipes) -> subprocess.Popen:
+        command = [python, "-m", "asr.listen", "--precision", "float32", *arguments]
+        running.append(subprocess.Popen(command, **(PIPES | pipes)))
+        return running[-1]
+
+    yield start
+    for process in running:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+
+
+def test_a_pause_ends_a_line_while_more_is_to_come(listening):
+    process = listening()
+    process.stdin.write(raw("corner"))
+    process.stdin.flush()
+    assert process.stdout.readline().decode() == f"{CORNER}\n"
+    out, err = process.communicate(raw("glass", pause=0.0))  # whose end is that of the sound
+    assert (out.decode(), err, process.returncode) == (f"{GLASS}\n", b"", 0)
+
+
+def test_json_has_drafts_and_segments_with_times(listening):
+    process = listening("--format", "json")
+    process.stdin.write(raw("corner", pause=0.0))
+    process.stdin.flush()
+    draft = json.loads(process.stdout.readline())
+    assert draft == {"type": "draft", "start": 0.0, "settled": "", "tentative": draft["tentative"]}
+    assert draft["tentative"].startswith("a man with")
+    out, _ = process.communicate(raw(pause=1.0) + raw("glass"))
+    segments = [each for each in map(json.loads, out.splitlines()) if each["type"] == "segment"]
+    assert [segment["text"] for segment in segments] == [CORNER, GLASS]
+    assert segments[1]["words"][0]["start"] == pytest.approx(segments[1]["start"], abs=0.4)
+
+
+def test_other_rates_are_heard_as_well(listening):
+    samples = np.frombuffer(raw("corner"), "<i2")
+    twice = np.repeat(samples, 2).tobytes()  # 32 kHz, as a cheap device would
+    out, _ = listening("--rate", "32000").communicate(twice)
+    assert out.decode() == f"{CORNER}\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals there")
+def test_on_a_terminal_the_last_line_is_what_is_being_said(listening):
+    own, its = pty.openpty()
+    process = listening("--every", "0.3", stdout=its)
+    os.close(its)
+    process.stdin.write(raw("corner", pause=0.0))
+    process.stdin.flush()
+    shown = os.read(own, 1000)
+    process.communicate(raw(pause=1.0))
+    with contextlib.suppress(OSError):  # its end, on Linux
+        while block := os.read(own, 1000):
+            shown += block
+    os.close(own)
+    drafts = [re.sub(r"\033\[\d?m", "", line).strip() for line in shown.decode().split("\r\033[K")]
+    assert drafts[1].startswith("a man with") and drafts[-1] == CORNER
+
+
+def test_ctrl_c_ends_it_after_what_was_said(listening, ctrl_c):
+    process = listening(python=sys.executable)
+    process.stdin.write(raw("corner") + raw("glass", pause=0.1))
+    process.stdin.flush()
+    assert process.stdout.readline().decode() == f"{CORNER}\n"  # it listens
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.read().decode() == f"{GLASS}\n"
+    assert process.wait() == 0 and process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sound", "said"),
+    [
+        ([], b"RIFF1234WAVE", "standard input is WAV, and should be raw samples"),
+        (["--rate", "800"], b"", "--rate lies between 4000 and 768000, and is 800"),
+        (["--drafts", "beam"], b"\0\0", "--drafts is one of rescore, greedy, ctc, not beam"),
+        (["--every", "nan"], b"", "--every lies between 0.1 and 60.0, and is nan"),
+        (["--pause", "0.1"], b"", "--pause lies between 0.2 and 60.0, and is 0.1"),
+        (["--model", "nowhere"], b"\0\0", "nowhere: not a model folder"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(listening, arguments, sound, said):
+    process = listening(*arguments)
+    _, err = process.communicate(sound)
+    assert process.returncode == 2 and said in err.decode() and err.count(b"\n") == 1
+
+
+def test_without_standard_input_it_says_what_to_pipe(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    done = call("asr.listen")
+    assert done.returncode == 2 and b"arecord" in done.stderr
