@@ -8,7 +8,15 @@ from asr.model.transformer import Output, Transformer
 from asr.text.tokenizer import EOS
 from asr.training.base import Training
 from asr.training.config import LossConfig
-from asr.training.loss import IGNORED, consistency_loss, joint_loss, lens_for_ctc, smoothed_cross_entropy, targets
+from asr.training.loss import (
+    IGNORED,
+    consistency_loss,
+    ctc_losses,
+    joint_loss,
+    lens_for_ctc,
+    smoothed_cross_entropy,
+    targets,
+)
 
 
 def test_targets_end_and_then_are_ignored():
@@ -69,6 +77,15 @@ def test_padding_has_no_loss():
     losses = [joint_loss(o, Y, Y_lens, LossConfig()) for o in (out, other)]
     for ours, theirs in zip(*losses, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_what_cannot_be_aligned_has_no_loss_and_no_gradient():
+    scores, Y = torch.randn(2, 12, 9, requires_grad=True), torch.tensor([[5, 5, 6]] * 2)
+    lens = torch.tensor([12, 3])  # three frames have no room for the blank between equal labels
+    losses = ctc_losses(scores.log_softmax(-1), Y, lens, torch.tensor([3, 3]))
+    losses.sum().backward()
+    assert losses[0] > 0 and losses[1] == 0
+    assert scores.grad[0].any() and not scores.grad[1].any()
 
 
 def each_alone(out: Output, Y: torch.Tensor, Y_lens: torch.Tensor):
