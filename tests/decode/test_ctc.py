@@ -95,6 +95,27 @@ def test_the_window_reaches_across_a_pause_whatever_its_length():
         state = scorer.advance(state, torch.zeros(1, 1, dtype=torch.long), torch.tensor([[label]]))
 
 
+def test_the_window_holds_the_hindmost_hypothesis_and_the_foremost():
+    log_probs = confident({10: 4, 20: 5, 30: 6, 40: 7, 50: 4, 60: 5}, 100, 30.0)
+    log_probs[0, [10, 20], BLANK] = log_probs[0, [10, 20], [4, 5]] = math.log(0.5)
+    exact = CTCPrefixScorer.of(log_probs, torch.tensor([100]))
+    said = torch.zeros(1, 2, dtype=torch.long), torch.tensor([[4, 6]])  # the second has left out what is in doubt
+    whole = exact.advance(exact.start(2), *said)
+    scorer, state = exact.follow(whole, 1)
+    assert 0 < scorer.begin < 10 and 40 < scorer.end < 100
+    found, right = continued(scorer.score(state)), continued(exact.score(whole))
+    torch.testing.assert_close(found[0, [0, 1], [5, 7]], right[0, [0, 1], [5, 7]])
+
+
+def test_where_a_window_grows_there_are_blanks_behind_all_prefixes():
+    exact = CTCPrefixScorer.of(confident({10: 4, 20: 5, 30: 6, 40: 7}, 50, 30.0), torch.tensor([50]))
+    short, state = exact.follow(exact.start(1), 1)
+    grown, state = short.follow(state, 2)
+    assert short.end < grown.end
+    for found, right in ((state.total, grown.start(1).total), (state.blank, grown.start(1).blank)):
+        torch.testing.assert_close(found, right)  # the empty prefix has nothing but blanks anyhow
+
+
 @pytest.mark.parametrize("steps", [4, 8])
 @pytest.mark.parametrize("nats", [9.0, 30.0, 90.0])
 @pytest.mark.parametrize("held", [1, 3, 8])
@@ -150,6 +171,9 @@ def test_the_greedy_path_merges_repeats_and_drops_blanks():
     log_probs = torch.nn.functional.one_hot(path, 8).float().mul(10).log_softmax(dim=-1)
     found = ctc_greedy(log_probs, torch.tensor([8, 3]))
     assert [best[0].tokens for best in found] == [[4, 4, 5, 6], [5]]
+    frame = log_probs.max().item()  # each is as sure as the others
+    assert [best[0].score for best in found] == pytest.approx([8 * frame, 3 * frame])
+    assert [best[0].token_scores for best in found] == [pytest.approx([frame] * n) for n in (4, 1)]
 
 
 def test_something_is_heard_where_a_label_is_likelier_than_the_blank_and_not_one_of_many():
