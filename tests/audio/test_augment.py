@@ -22,10 +22,11 @@ def test_masks_have_at_most_their_width_and_differ_between_utterances():
 
 
 def test_time_masks_lie_inside_each_utterance():
-    config = SpecAugmentConfig(freq_masks=0, time_masks=3, time_ratio=1.0)
-    masked = SpecAugment(config)(torch.ones(50, 100, 8), torch.full((50,), 20)) == 0
-    assert masked[:, :20].any()
-    assert not masked[:, 20:].any()
+    for ratio in (0.5, 1.0):
+        config = SpecAugmentConfig(freq_masks=0, time_masks=3, time_ratio=ratio)
+        masked = SpecAugment(config)(torch.ones(50, 100, 8), torch.full((50,), 20)) == 0
+        assert masked[:, :20].any(dim=0).all()  # from its first frame to its last
+        assert not masked[:, 20:].any()
 
 
 @pytest.mark.parametrize(("factor", "hertz"), [(0.9, 900), (1.0, 1000), (1.1, 1100)])
@@ -80,6 +81,20 @@ def test_each_utterance_has_a_vocal_tract_and_padding_stays_zero():
     assert not changed[:, 15:].any()
     torch.testing.assert_close(changed[:, 0], changed[:, 14])
     assert all((changed[i, 0] - X[i, 0]).abs().max() > 0.1 for i in range(8))
+
+
+def test_vocal_tracts_are_as_much_longer_as_shorter(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("asr.audio.augment.change_vocal_tract", lambda X, hertz, lengths: drawn.append(lengths) or X)
+    SpecAugment(SpecAugmentConfig(vocal_tract=0.2), HERTZ)(torch.zeros(500, 1, 80), torch.ones(500))
+    shortest, longest = drawn[0].aminmax()
+    assert 0.8 <= shortest < 0.82 and 1.18 < longest <= 1.2
+
+
+@pytest.mark.parametrize("wrong", [{"freq_masks": -1}, {"freq_width": -1}, {"time_masks": -1}, {"time_ratio": 1.1}])
+def test_masks_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ValueError, match="spec_augment: counts and widths must not be negative, time_ratio"):
+        SpecAugmentConfig(**wrong)
 
 
 def test_what_has_no_frequencies_has_no_vocal_tract():
