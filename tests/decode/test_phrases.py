@@ -83,6 +83,8 @@ def test_a_phrase_within_a_longer_one_that_is_not_said_to_its_end_earns():
         (["kim jong un", "jong"], "kim jong il", 5),
         (["san francisco bay area", "francisco", "bay"], "san francisco bay bridge", 14),
         (["san francisco bay area", "francisco", "bay"], "san francisco bay area", 23),
+        (["ann", "annabel lee"], "ann smith", 4),
+        (["ann", "annabel lee"], "annabel smith", 0),  # whose name is not ann
     ):
         phrases = Phrases.of([[phrase] for phrase in said], 1.0, letters, EOS)
         assert total(phrases, letters.encode(text)) - total(phrases, []) == tokens, text
@@ -99,17 +101,20 @@ def test_no_token_earns_twice():
 
 
 def test_punctuation_ends_a_word_and_scripts_without_spaces_have_none():
-    marks = CharTokenizer(list(" abc.,"))
+    marks = CharTokenizer(list(" abc.,'-"))
     phrases = Phrases.of([["ab"]], 1.0, marks, EOS)
     assert (
         total(phrases, marks.encode("c ab, c"))
         == total(phrases, marks.encode("c ab"))
         == 3 + total(phrases, marks.encode("c abc"))
     )
+    assert total(phrases, marks.encode("ab'c")) == total(phrases, marks.encode("ab-c")) == total(phrases, [])
     unspaced = CharTokenizer(list("\u5317\u4eac\u4e0a\u6d77\u6211"))
     phrases = Phrases.of([["\u5317\u4eac"]], 1.0, unspaced, EOS)
     assert total(phrases, unspaced.encode("\u6211\u5317\u4eac\u6211")) == 2
     assert total(phrases, unspaced.encode("\u6211\u5317\u6211")) == 0
+    phonemes = CharTokenizer(list("abc"))
+    assert total(Phrases.of([["ab"]], 1.0, phonemes, EOS), phonemes.encode("cabc")) == 2
 
 
 def test_of_the_ways_to_write_a_phrase_each_earns(caplog):
@@ -156,6 +161,15 @@ def test_a_phrase_of_a_script_without_spaces_stands_anywhere(kind):
         assert total(phrases, tokenizer.encode(text)) - nothing >= 2, text
     for text in ("\u6211\u5728\u5317", "\u4eac\u5317\u6211", "ok"):
         assert total(phrases, tokenizer.encode(text)) == nothing, text
+    ok = Phrases.of([["ok"]], 1.0, tokenizer, EOS)
+    assert total(ok, tokenizer.encode("\u6211 ok\u5317")) > total(ok, [])  # a word ends before such a letter
+
+
+def test_more_phrases_than_a_table_can_be_made_of_are_refused(monkeypatch):
+    monkeypatch.setattr("asr.decode.phrases.LARGEST", 4 * len(LETTERS))  # four places: " ab" and where it begins
+    Phrases.of([["ab"]], 1.0, LETTERS, EOS)
+    with pytest.raises(ValueError, match="phrases: 2 are too many for a vocabulary of 9 tokens"):
+        Phrases.of([["ab"], ["c"]], 1.0, LETTERS, EOS)
 
 
 def test_what_cannot_be_written_is_said(caplog):
