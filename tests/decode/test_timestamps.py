@@ -24,10 +24,11 @@ CONFIG = ModelConfig(
 
 
 def allowed(tokens: list[int], likely: int = 5) -> set[int]:
-    """What can follow where the token `likely` is likelier than all times together."""
-    scores = torch.full((1, 1, CONFIG.vocab_size), -20.0)
+    """What can follow, beside a hypothesis at the last time, where the token `likely` is likelier than all times
+    together."""
+    scores = torch.full((1, 2, CONFIG.vocab_size), -20.0)
     scores[0, 0, likely] = 0.0
-    history = torch.tensor([[tokens]], dtype=torch.long).reshape(1, 1, -1)
+    history = torch.tensor([[tokens, [FIRST + 100] * len(tokens)]], dtype=torch.long)
     apply_timestamp_rules_(scores, history, CONFIG, FORBIDDEN)
     return set((scores[0, 0] > FORBIDDEN).nonzero()[:, 0].tolist())
 
