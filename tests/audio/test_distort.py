@@ -77,6 +77,29 @@ def test_an_echo_follows_its_sound():
     assert late < 0.1 * early  # nothing is left after 0.6 s
 
 
+def test_an_echo_is_up_to_12_decibels_below_its_sound_and_falls_by_60_within_a_tenth_to_six_tenths_of_a_second():
+    clicks = torch.zeros(100, SAMPLE_RATE // 4)
+    clicks[:, 0] = 1.0
+    heard = EFFECTS["room"](clicks, torch.full((100,), clicks.shape[1]))
+    assert (heard[:, 80:] > 0).float().mean() == pytest.approx(0.5, abs=0.01)  # noise
+    power = heard.square()
+    below = 10 * torch.log10(power[:, 0] / power[:, 1:].sum(dim=1))
+    assert -0.5 < below.min() < 1 and 11 < below.max() < 12.5
+    early, late = (power[:, first : first + 800].sum(dim=1) for first in (80, 880))  # 0.05 s later
+    seconds = 60 * 0.05 / (10 * torch.log10(early / late))
+    assert 0.08 < seconds.min() < 0.15 and 0.5 < seconds.max() < 0.75
+
+
+def test_noise_is_between_white_and_brown_5_to_25_decibels_below_the_speech():
+    samples, lens = torch.randn(100, SAMPLE_RATE), torch.full((100,), SAMPLE_RATE)
+    noise = EFFECTS["noise"](samples, lens) - samples
+    below = 20 * torch.log10(level(samples, lens) / level(noise, lens))
+    assert 4.9 < below.min() < 6 and 24 < below.max() < 25.1
+    power = torch.fft.rfft(noise).abs().square()  # a bin a hertz
+    exponents = torch.log2(power[:, 200:400].mean(dim=1) / power[:, 3200:6400].mean(dim=1)) / 4  # of four octaves
+    assert -0.1 < exponents.min() < 0.2 and 1.8 < exponents.max() < 2.1
+
+
 def test_a_narrow_band_has_nothing_above_six_kilohertz():
     x = torch.randn(32, SAMPLE_RATE)
     y = narrow(x, torch.full((32,), SAMPLE_RATE))
@@ -86,6 +109,7 @@ def test_a_narrow_band_has_nothing_above_six_kilohertz():
     deep = power[:, 20:200].sum(dim=1) / power[:, 1000:1180].sum(dim=1)
     assert 0 < telephone.sum() < 32
     assert (deep < 0.1).any() and (deep > 0.5).any()  # telephones have no bass, low-passes have
+    assert telephone[deep < 0.1].all()
 
 
 def test_mu_law_keeps_eight_bits():

@@ -29,6 +29,8 @@ def test_every_word_is_in_one_part_at_its_own_place_and_no_part_is_too_long():
     assert [word.symbol for word in words] == [f"w{i}" for i in range(300)]
     assert " ".join(part.supervisions[0].text for part in parts) == " ".join(word.symbol for word in words)
     assert max(part.duration for part in parts) <= 10.0 + 1e-3
+    for part, said in ((part, part.supervisions[0].alignment["word"]) for part in parts):
+        assert said[0].start >= 0 and said[-1].end <= part.duration + 2e-3
     assert len({part.id for part in parts}) == len(parts)
     there = [part.start + word.start for part in parts for word in part.supervisions[0].alignment["word"]]
     wanted = [cut.start + word.start for word in cut.supervisions[0].alignment["word"]]
@@ -40,9 +42,16 @@ def test_a_part_ends_in_the_longest_pause_that_it_reaches():
     gaps = [0.1] * 40
     gaps[5] = 3.0  # too early: a part would have hardly any words
     gaps[11] = 0.9
+    gaps[13] = 3.0  # so is this one
+    gaps[18] = 0.9
     first, second, *_ = segment(talk(gaps), 10.0)
     assert first.supervisions[0].text.split()[-1] == "w10" and first.duration >= EARLIEST * 10.0
+    assert second.supervisions[0].text.split()[-1] == "w17"
     assert second.supervisions[0].alignment["word"][0].start == pytest.approx(MARGIN)  # of the pause as much stays
+
+
+def test_a_word_that_is_longer_than_a_part_may_be_is_one_by_itself():
+    assert [part.supervisions[0].text for part in segment(talk([0.1] * 3), 0.3)] == ["w0", "w1", "w2"]
 
 
 def test_letters_of_a_script_without_spaces_stay_together():
