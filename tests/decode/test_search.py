@@ -6,12 +6,13 @@ import torch
 
 from asr.decode.beam import BeamSearch
 from asr.decode.options import STRATEGIES, DecodeOptions
+from asr.decode.phrases import Phrases
 from asr.decode.search import search
 from asr.model.bigram import Bigram
 from asr.model.config import ModelConfig
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
-from asr.text.tokenizer import EOS, SOS
+from asr.text.tokenizer import EOS, SOS, CharTokenizer
 
 
 @pytest.fixture
@@ -215,6 +216,29 @@ def test_what_its_bonus_would_not_bring_back_is_not_waited_for(transformer, monk
         steps.append(len(made) - sum(steps))
     assert found[0] == found[1]
     assert steps[0] < steps[1] / 2
+
+
+@pytest.mark.parametrize(
+    ("likely", "options", "expected"),
+    [
+        ({SOS: {EOS: 0.6, 4: 0.39}, 4: {EOS: 0.99}}, {"nbest": 2}, [[], [4]]),  # which does not overtake the best
+        ({SOS: {EOS: 0.01, 4: 0.98}, 4: {EOS: 0.99}}, {"length_bonus": -1.0}, [[4]]),  # to end there costs no more
+        ({SOS: {EOS: 0.9, 4: 0.01}, 4: {5: 0.99}, 5: {6: 0.99}, 6: {EOS: 0.99}}, {"phrases": "abc"}, [[4, 5, 6]]),
+    ],
+)
+def test_an_utterance_is_not_done_while_its_best_may_still_be_overtaken(
+    transformer, monkeypatch, likely, options, expected
+):
+    """By a decoder that is told what follows each token."""
+    following = torch.full((7, 7), 1e-6)
+    for token, probabilities in likely.items():
+        following[token, list(probabilities)] = torch.tensor(list(probabilities.values()))
+    monkeypatch.setattr(transformer.decoder, "step", lambda tokens, state: (following[tokens].log(), state))
+    monkeypatch.setattr("asr.decode.beam.LOOKS", {"cpu": (1, 1)})
+    options = DecodeOptions(ctc_weight=0.0, phrase_weight=2.0, **options)
+    phrases = Phrases.of([["abc"]], 2.0, CharTokenizer(list("abc")), EOS) if options.phrases else None
+    found = search(transformer, torch.randn(1, 9, 32), torch.tensor([9]), options, phrases=phrases)
+    assert [h.tokens for h in found[0]] == expected
 
 
 def test_greedy_is_a_beam_of_one(transformer):
