@@ -30,6 +30,15 @@ def test_nothing_to_average_is_an_error():
         average_checkpoints([])
 
 
+def test_of_equally_good_epochs_the_earlier_is_the_better(tmp_path):
+    names = ["005-7.00", "003-6.50", "004-6.50", "001-7.00", "002-10.00", "last", "before-000-1.00"]
+    (tmp_path / "checkpoints").mkdir()
+    for name in names:
+        (tmp_path / "checkpoints" / f"{name}.ckpt").touch()
+    best = [path.stem for path in best_checkpoints(tmp_path)]
+    assert best == ["003-6.50", "004-6.50", "001-7.00", "005-7.00", "002-10.00"]
+
+
 def test_between_two_models_lies_their_weighted_mean():
     after, before = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([5.0, 2.0])}
     assert interpolate(after, before, 0.25)["w"].tolist() == [2.0, 2.0]

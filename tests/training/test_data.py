@@ -14,7 +14,7 @@ from lhotse import CutSet
 from asr.corpus import open_corpus
 from asr.corpus.shards import write_shards
 from asr.corpus.utterances import NAMED
-from asr.training.batches import LABELS, Bucket, EpochOrder, TimedLoader, make_buckets
+from asr.training.batches import LABELS, Bucket, EpochOrder, SpeechDataset, TimedLoader, make_buckets
 from asr.training.building import build_model, build_tokenizer
 from asr.training.conditions import Conditions
 from asr.training.config import DataConfig, SoundConfig
@@ -46,6 +46,7 @@ def test_little_sound_has_few_buckets():
     assert make_buckets([1.0, 3.0, 2.0], 10) == [Bucket(3.0, 3)]
     assert make_buckets([30.0], 10) == [Bucket(30.0, 1)]
     assert make_buckets([2.0] * 96, 10) == [Bucket(2.0, 5)]
+    assert len(make_buckets(np.linspace(1, 3, 55).tolist(), 10)) == 5  # of 110 s, about two batches each
 
 
 def test_the_batches_of_an_epoch_are_counted_without_drawing_them(corpus, tmp_path):
@@ -115,7 +116,7 @@ def test_the_batches_of_a_bucket_have_one_shape(data):
         sizes = [len(batch.texts) for batch, s in zip(batches, seconds, strict=True) if s == round(bucket.seconds, 4)]
         assert sorted(sizes, reverse=True)[:-1] == [bucket.utterances] * (len(sizes) - 1)
     for batch in batches:
-        assert batch.Y.shape[1] % LABELS == 0
+        assert batch.Y.shape[1] % LABELS == 0 and batch.Y.shape[1] - batch.Y_lens.max() < LABELS
         beyond = torch.arange(batch.inputs.shape[1]) >= batch.lens[:, None]
         assert not batch.inputs[beyond].any()
         assert not batch.Y[torch.arange(batch.Y.shape[1]) >= batch.Y_lens[:, None]].any()
@@ -213,9 +214,19 @@ def test_what_a_file_has_beyond_what_it_is_said_to_have_goes_past_no_bucket(data
     said = [{"audio_filepath": f"{name}.wav", "duration": d, "text": "low"} for name, d in (("a", 1.0), ("b", 0.9))]
     (tmp_path / "rounded.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
     cuts = open_corpus(tmp_path / "rounded.jsonl")
-    batch = data._loader([], [1.0], make_buckets([cut.duration for cut in cuts], 10)).dataset[cuts, 1]
-    assert batch.inputs.shape == (2, 16000)
-    assert sorted(batch.lens.tolist()) == [14400, 16000]
+    for buckets in ([Bucket(1.0, 2)], [Bucket(0.9, 1), Bucket(1.0, 1)]):  # a batch of the dev set may be of several
+        batch = data._loader([], [1.0], buckets).dataset[cuts, 1]
+        assert batch.inputs.shape == (2, 16000)
+        assert sorted(batch.lens.tolist()) == [14400, 16000]
+
+
+def test_matrices_are_padded_to_the_frames_of_their_bucket(tmp_path):
+    for name, frames in (("a", 150), ("b", 90)):
+        np.save(tmp_path / f"{name}.npy", np.ones((frames, 7), np.float32))
+        (tmp_path / f"{name}.txt").write_text("one")
+    batch = SpeechDataset(None, [1.0], [Bucket(2.0, 2)])[open_corpus(tmp_path), 1]
+    assert batch.inputs.shape == (2, 200, 7)
+    assert sorted(batch.lens.tolist()) == [90, 150]
 
 
 def test_transcripts_that_the_tokenizer_cannot_write_are_counted(corpus, tmp_path, caplog):
