@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from lhotse import CutSet
 
-from asr.audio.reading import write_wav
-from asr.corpus import open_corpus
+from asr.audio.reading import read_audio, write_wav
+from asr.corpus import open_corpus, read_cut
 from asr.training.batches import Bucket, SpeechDataset
 from asr.training.conditions import Conditions
 from asr.training.config import SoundConfig
@@ -58,6 +58,19 @@ def test_an_echo_is_added_and_the_speech_is_not_late(recordings, speech):
     np.testing.assert_allclose(before / level(before), speech[:860] / level(speech[:860]), atol=0.02)
     expected = speech[860:2000] + 0.75 * speech[:1140]
     np.testing.assert_allclose(after / level(after), expected / level(expected), atol=0.02)
+    write_wav(recordings / "rirs" / "hall.wav", -read_audio(recordings / "rirs" / "hall.wav"))  # as microphones differ
+    np.testing.assert_allclose(conditions(recordings, rir_prob=1.0)(speech, random.Random(0)), -heard, atol=1e-3)
+
+
+def test_of_a_long_noise_so_much_is_read_as_there_is_speech_from_anywhere(recordings, speech, monkeypatch):
+    parts = []
+    monkeypatch.setattr("asr.training.conditions.read_cut", lambda cut: parts.append(cut) or read_cut(cut))
+    (recordings / "noises" / "short.wav").unlink()
+    noisy = conditions(recordings, noise_prob=1.0)
+    for seed in range(20):
+        noisy(speech, random.Random(seed))
+    begins = [part.start for part in parts]
+    assert {part.duration for part in parts} == {1.0} and min(begins) < 0.4 and 1.6 < max(begins) <= 2.0
 
 
 def test_each_meets_with_its_share_of_the_utterances(recordings, speech):
