@@ -43,10 +43,10 @@ def test_a_part_ends_in_the_longest_pause_that_it_reaches():
     gaps[5] = 3.0  # too early: a part would have hardly any words
     gaps[11] = 0.9
     gaps[13] = 3.0  # so is this one
-    gaps[18] = 0.9
+    gaps[16] = 0.9
     first, second, *_ = segment(talk(gaps), 10.0)
     assert first.supervisions[0].text.split()[-1] == "w10" and first.duration >= EARLIEST * 10.0
-    assert second.supervisions[0].text.split()[-1] == "w17"
+    assert second.supervisions[0].text.split()[-1] == "w15"
     assert second.supervisions[0].alignment["word"][0].start == pytest.approx(MARGIN)  # of the pause as much stays
 
 
