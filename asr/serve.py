@@ -12,6 +12,8 @@ import sys
 
 from asr.commands import add_decoding_options, guarded, load_recognizer
 
+LARGEST_EVENT = 2 * 2**20  # bytes of a realtime one
+
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -22,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("limits")
     group.add_argument("--at-once", type=int, default=16, help="recordings read at once, others wait (default: 16)")
     group.add_argument("--max-waiting", type=int, default=100, help="of these, more are refused (default: 100)")
+    group.add_argument("--streams", type=int, default=16, help="realtime connections at once (default: 16)")
     group.add_argument("--max-mib", type=float, default=200.0, help="of a request (default: 200)")
     group.add_argument("--max-seconds", type=float, default=14_400.0, help="of a recording (default: 14400, 4 h)")
     group.add_argument("--grace-seconds", type=int, default=30, help="to answer in after SIGTERM (default: 30)")
@@ -32,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
 @guarded("asr.serve")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    for name in ("at_once", "max_mib", "max_seconds"):
+    for name in ("at_once", "streams", "max_mib", "max_seconds"):
         if not getattr(args, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, not {getattr(args, name)}")
     if min(args.max_waiting, args.grace_seconds) < 0:
@@ -41,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError(f"--port lies between 0 and 65535, and is {args.port}")
     try:
         import uvicorn
+        import websockets  # noqa: F401 (which uvicorn would miss later)
 
         from asr.service import Limits, application
     except ImportError as error:
@@ -51,12 +55,13 @@ def main(argv: list[str] | None = None) -> None:
         if recognizer.takes != "sound":
             raise ValueError(f"--model: sound is served, and this model takes {recognizer.takes}")
         recognizer.word_times = recognizer.model.transformer.ctc is not None
-        limits = Limits(args.at_once, args.max_waiting, args.max_mib, args.max_seconds)
+        limits = Limits(args.at_once, args.max_waiting, args.max_mib, args.max_seconds, args.streams)
         app = application(recognizer, args.model or "english", limits)
         host, port = listening.getsockname()[:2]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         print(f"asr.serve: http://{place}/v1/audio/transcriptions", file=sys.stderr, flush=True)
-        server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=args.grace_seconds))
+        sockets = {"ws": "websockets-sansio", "ws_max_size": LARGEST_EVENT}
+        server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=args.grace_seconds, **sockets))
         server.run(sockets=[listening])
 
 

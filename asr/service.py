@@ -17,11 +17,13 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from asr.decode import Recognizer, Transcript
 from asr.decode.sharing import Abandoned, SharedRecognizer
 from asr.formats import FORMATS, as_dict
+from asr.realtime import TRY_AGAIN_LATER, Connection
 
 MEDIA = {  # of each `response_format` the content type
     "json": "application/json",
@@ -45,6 +47,7 @@ class Limits(NamedTuple):
     waiting: int  # others that wait for that
     mib: float  # of a request
     seconds: float  # of a recording
+    streams: int  # realtime connections
 
 
 class Asked(NamedTuple):
@@ -77,8 +80,7 @@ def asked_for(form: FormData) -> Asked:
     options: dict[str, Any] = {}
     lines = [line for text in form.getlist("phrases") + form.getlist("phrases[]") for line in text.splitlines()]
     if phrases := tuple(line for line in lines if line.strip()):
-        if len(phrases) > MOST_PHRASES or sum(map(len, phrases)) > MOST_LETTERS:
-            raise ValueError(f"phrases: more than {MOST_PHRASES}, or than {MOST_LETTERS} letters in all")
+        check_phrases(phrases)
         options["phrases"] = phrases
     if weight := given.get("phrase_weight"):
         if not phrases:
@@ -88,6 +90,12 @@ def asked_for(form: FormData) -> Asked:
         except ValueError:
             raise ValueError(f"phrase_weight must be a number, not {weight}") from None
     return Asked(given["file"], response_format, "word" in granularities, given.get("language", ""), options)
+
+
+def check_phrases(phrases: tuple[str, ...]) -> None:
+    """Raises ValueError for more than a request may have."""
+    if len(phrases) > MOST_PHRASES or sum(map(len, phrases)) > MOST_LETTERS:
+        raise ValueError(f"phrases: more than {MOST_PHRASES}, or than {MOST_LETTERS} letters in all")
 
 
 def written(transcript: Transcript, asked: Asked) -> str:
@@ -116,7 +124,8 @@ class Service:
 
     def __init__(self, recognizer: Recognizer, name: str, limits: Limits):
         self.shared, self.limits = SharedRecognizer(recognizer), limits
-        self.readers = ThreadPoolExecutor(limits.at_once)
+        self.readers, self.hearers = ThreadPoolExecutor(limits.at_once), ThreadPoolExecutor(limits.streams)
+        self.streams = 0  # realtime connections that there are
         self.at_work: set[threading.Event] = set()  # for each request that is read or waits: set once it has ended
         self.with_options = lru_cache(LISTS)(recognizer.with_options)
         self.described = {"id": name, "object": "model", "created": 0, "owned_by": "asr"}
@@ -169,6 +178,20 @@ class Service:
         sound.name = asked.upload.filename
         return self.shared.transcribe(sound, own, gone, self.limits.seconds)
 
+    async def realtime(self, socket: WebSocket) -> None:
+        await socket.accept()
+        if self.streams >= self.limits.streams:
+            return await socket.close(TRY_AGAIN_LATER, "too many connections at once")
+        self.streams += 1
+        try:
+            await Connection(socket, self.shared, self._with_phrases, self.described["id"]).run(self.hearers)
+        finally:
+            self.streams -= 1
+
+    def _with_phrases(self, phrases: tuple[str, ...]) -> Recognizer:
+        check_phrases(phrases)
+        return self.with_options(phrases=phrases) if phrases else self.shared.recognizer
+
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self.described]})
 
@@ -199,6 +222,7 @@ def application(recognizer: Recognizer, name: str, limits: Limits) -> Starlette:
     return Starlette(
         routes=[
             Route("/v1/audio/transcriptions", service.transcriptions, methods=["POST"]),
+            WebSocketRoute("/v1/realtime", service.realtime),
             Route("/v1/models", service.models),
             Route("/v1/models/{name:path}", service.model),
             Route("/health", service.health),

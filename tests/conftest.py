@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+import threading
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # CUDA_VISIBLE_DEVICES=0 pytest: on a GPU
 if not os.environ["CUDA_VISIBLE_DEVICES"]:
@@ -16,7 +18,7 @@ import torch
 
 from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
-from asr.decode import DecodeOptions
+from asr.decode import DecodeOptions, Recognizer
 from asr.decode.confidence import Calibration
 from asr.decode.tuning import save_tuning
 from asr.heap import keep_kernels
@@ -144,3 +146,27 @@ def files(tmp_path, tiny_model):
         soundfile.write(tmp_path / f"{name}.wav", rng.normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE)
         (tmp_path / f"{name}.txt").write_text("one two")
     return tmp_path
+
+
+@pytest.fixture
+def served(files) -> Recognizer:
+    """The recogniser of the `server`."""
+    sure_of_what_it_hears(files / "model")
+    return Recognizer.load(files / "model", "cpu", precision="float32", word_times=True)
+
+
+@pytest.fixture
+def server(served) -> Iterator[str]:
+    """The address of one whose requests have at most 1 MiB."""
+    import uvicorn
+
+    from asr.service import Limits, application
+
+    app = application(served, "exp/tiny", Limits(at_once=2, waiting=30, mib=1.0, seconds=30.0, streams=2))
+    listening = socket.create_server(("127.0.0.1", 0))
+    running = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    running.should_exit = True
+    thread.join()

@@ -41,6 +41,7 @@ def test_it_answers_until_it_is_told_to_end_and_waits_for_no_upload_for_ever(fil
     ("arguments", "said"),
     [
         (["--at-once", "0"], b"--at-once must be positive, not 0"),
+        (["--streams", "-1"], b"--streams must be positive, not -1"),
         (["--max-seconds", "nan"], b"--max-seconds must be positive, not nan"),
         (["--max-waiting", "-1"], b"--max-waiting and --grace-seconds must not be negative"),
         (["--port", "99999"], b"--port lies between 0 and 65535, and is 99999"),
@@ -53,7 +54,7 @@ def test_what_it_cannot_do_is_one_line(arguments, said):
     assert done.returncode == 2 and said in done.stderr and done.stderr.count(b"\n") == 1
 
 
-@pytest.mark.parametrize("library", ["uvicorn", "starlette.applications", "python_multipart"])
+@pytest.mark.parametrize("library", ["uvicorn", "websockets", "starlette.applications", "python_multipart"])
 def test_a_library_that_is_missing_is_named(files, monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, "asr.service", raising=False)

@@ -1,7 +1,6 @@
 """The service as its clients see it."""
 
 import json
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,32 +9,11 @@ import numpy as np
 import pytest
 import requests
 import soundfile
-import uvicorn
 
 from asr.audio.reading import SAMPLE_RATE
 from asr.decode import Recognizer
 from asr.formats import FORMATS
-from asr.service import MOST_LETTERS, MOST_PHRASES, OF_WHISPER, Limits, application
-from tests.conftest import sure_of_what_it_hears
-
-
-@pytest.fixture
-def recognizer(files) -> Recognizer:
-    sure_of_what_it_hears(files / "model")
-    return Recognizer.load(files / "model", "cpu", precision="float32", word_times=True)
-
-
-@pytest.fixture
-def server(recognizer):
-    """The address of one whose requests have at most 1 MiB."""
-    app = application(recognizer, "exp/tiny", Limits(at_once=2, waiting=30, mib=1.0, seconds=30.0))
-    listening = socket.create_server(("127.0.0.1", 0))
-    running = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    running.should_exit = True
-    thread.join()
+from asr.service import MOST_LETTERS, MOST_PHRASES, OF_WHISPER
 
 
 def ask(server: str, path=None, **fields) -> requests.Response:
@@ -43,21 +21,21 @@ def ask(server: str, path=None, **fields) -> requests.Response:
     return requests.post(f"{server}/v1/audio/transcriptions", files=files, data=fields, timeout=60)
 
 
-def test_json_is_the_text_and_nothing_else(server, files, recognizer):
+def test_json_is_the_text_and_nothing_else(server, files, served):
     ignored = {"model": "whisper-1", "language": "en", "temperature": "0", "prompt": "Ghibli", "stream": "False"}
     answer = ask(server, files / "a.wav", **ignored)
     assert answer.headers["content-type"] == "application/json"
-    assert answer.json() == {"text": recognizer.transcribe(files / "a.wav").text} != {"text": ""}
+    assert answer.json() == {"text": served.transcribe(files / "a.wav").text} != {"text": ""}
 
 
 @pytest.mark.parametrize("response_format", ["text", "srt", "vtt"])
-def test_other_formats_are_those_of_the_command(server, files, recognizer, response_format):
+def test_other_formats_are_those_of_the_command(server, files, served, response_format):
     answer = ask(server, files / "a.wav", response_format=response_format)
-    assert answer.text == FORMATS[response_format](recognizer.transcribe(files / "a.wav"))
+    assert answer.text == FORMATS[response_format](served.transcribe(files / "a.wav"))
 
 
-def test_verbose_json_has_segments_and_if_asked_for_all_words_in_one_list(server, files, recognizer):
-    known = json.loads(FORMATS["json"](recognizer.transcribe(files / "a.wav")))
+def test_verbose_json_has_segments_and_if_asked_for_all_words_in_one_list(server, files, served):
+    known = json.loads(FORMATS["json"](served.transcribe(files / "a.wav")))
     del known["file"]
     found = ask(server, files / "a.wav", response_format="verbose_json", language="en").json()
     [segment] = known["segments"]
@@ -138,8 +116,8 @@ def test_of_a_recording_that_is_too_long_the_beginning_is_transcribed(server, fi
     assert answer.json()["error"]["message"] == "long.flac: longer than 30 s"
 
 
-def test_without_ctc_words_have_no_times(server, files, recognizer):
-    recognizer.word_times = False
+def test_without_ctc_words_have_no_times(server, files, served):
+    served.word_times = False
     assert ask(server, files / "a.wav", response_format="verbose_json").status_code == 200
     asked = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
     assert "the model has no CTC" in ask(server, files / "a.wav", **asked).json()["error"]["message"]
@@ -160,9 +138,9 @@ def test_a_fault_of_the_server_is_no_fault_of_the_request(server, files, monkeyp
 
 
 @pytest.fixture
-def slow(recognizer, monkeypatch):
+def slow(served, monkeypatch):
     """Batches that have begun, and what lets them go on."""
-    began, go_on, batches, recognize = threading.Event(), threading.Event(), [], recognizer.recognize
+    began, go_on, batches, recognize = threading.Event(), threading.Event(), [], served.recognize
 
     def wait(inputs):
         batches.append(len(inputs))
@@ -170,7 +148,7 @@ def slow(recognizer, monkeypatch):
         assert go_on.wait(60)
         return recognize(inputs)
 
-    monkeypatch.setattr(recognizer, "recognize", wait)
+    monkeypatch.setattr(served, "recognize", wait)
     yield began, go_on, batches
     go_on.set()
 

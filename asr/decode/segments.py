@@ -83,7 +83,8 @@ class Cutter:
         self.rest = np.concatenate([self.rest, fresh])
         frames = -(-len(self.rest) // FRAME) if last else len(self.rest) // FRAME
         new = self.rest[len(self.probabilities) * FRAME : frames * FRAME]
-        self.probabilities = np.concatenate([self.probabilities, self.judge(new)])
+        if len(new):
+            self.probabilities = np.concatenate([self.probabilities, self.judge(new)])
         done = 0
         for begin, end in _stretches(self.probabilities, last, self.longest, self.pause):
             done = end

@@ -1,0 +1,276 @@
+"""OpenAI's realtime interface to a recogniser: a WebSocket by which sound comes in, and goes out as words.
+
+Of its sessions those of type `transcription`: their events have OpenAI's names and fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import json
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from asr.audio.reading import SAMPLE_RATE, resampled
+from asr.decode import Recognizer, Segment
+from asr.decode.listening import PAUSE, drafter_of, drained, listen
+from asr.decode.segments import MARGIN
+from asr.decode.sharing import SharedRecognizer
+from asr.text.words import join_words
+
+logger = logging.getLogger(__name__)
+
+NEVER = 86_400.0  # seconds of silence that end nothing
+MOST_BLOCKS = 32  # of sound that wait for the recogniser; then the client has to
+TRANSCRIPTION = "conversation.item.input_audio_transcription"
+INTERNAL_ERROR, TRY_AGAIN_LATER = 1011, 1013  # why a WebSocket is closed
+# clients send them, whatever it is that serves them
+WITHOUT_EFFECT = {
+    "session": ("include", "model"),
+    "input": ("noise_reduction",),
+    "transcription": ("model", "language", "languages", "prompt", "delay"),
+    "turn_detection": ("threshold", "prefix_padding_ms", "create_response", "interrupt_response"),
+}
+
+
+class _Cleared(Exception):
+    """Of what has come in nothing is wanted."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a session."""
+
+    rate: int = 24_000  # samples a second
+    pause: float | None = PAUSE  # seconds of silence that end an item; None: the client commits
+    keywords: tuple[str, ...] = ()  # phrases
+
+    def updated(self, session: Any) -> Settings:
+        """With what `session.update` says. Raises ValueError."""
+        given = _fields("session", session, "type", "audio")
+        if given.get("type", "transcription") != "transcription":
+            raise ValueError(f"session.type must be transcription, not {given['type']}")
+        audio = _fields("audio", given.get("audio", {}), "input")
+        given = _fields("input", audio.get("input", {}), "format", "transcription", "turn_detection")
+        settings = self
+        if "format" in given:
+            form = _fields("format", given["format"], "type", "rate")
+            rate = form.get("rate", 24_000)
+            if form.get("type") != "audio/pcm" or not isinstance(rate, int) or not 8_000 <= rate <= 48_000:
+                raise ValueError("format must be audio/pcm with a rate between 8000 and 48000")
+            settings = replace(settings, rate=rate)
+        if "turn_detection" in given:
+            settings = replace(settings, pause=_pause(given["turn_detection"]))
+        if given.get("transcription"):
+            keywords = _fields("transcription", given["transcription"], "keywords").get("keywords") or ()
+            if not isinstance(keywords, list | tuple) or not all(isinstance(word, str) for word in keywords):
+                raise ValueError("keywords must be a list of texts")
+            settings = replace(settings, keywords=tuple(word for word in keywords if word.strip()))
+        return settings
+
+    def described(self, model: str) -> dict[str, Any]:
+        turns = None if self.pause is None else {"type": "server_vad", "silence_duration_ms": round(1000 * self.pause)}
+        heard = {"format": {"type": "audio/pcm", "rate": self.rate}, "turn_detection": turns, "noise_reduction": None}
+        audio = {"input": heard | {"transcription": {"model": model, "keywords": list(self.keywords)}}}
+        return {"type": "transcription", "object": "realtime.transcription_session", "audio": audio}
+
+
+def _pause(turn_detection: Any) -> float | None:
+    if turn_detection is None:
+        return None
+    given = _fields("turn_detection", turn_detection, "type", "silence_duration_ms")
+    milliseconds = given.get("silence_duration_ms", 1000 * PAUSE)
+    if given.get("type", "server_vad") != "server_vad":
+        raise ValueError(f"turn_detection is null or of type server_vad, not {given['type']}")
+    if not isinstance(milliseconds, int | float) or not 1000 * MARGIN <= milliseconds <= 60_000:
+        raise ValueError(f"silence_duration_ms must lie between {1000 * MARGIN:g} and 60000, not {milliseconds}")
+    return milliseconds / 1000
+
+
+def _fields(name: str, given: Any, *known: str) -> dict[str, Any]:
+    """Raises ValueError for what is no object, or a field that is not known."""
+    if not isinstance(given, dict):
+        raise ValueError(f"{name} must be an object")
+    if unknown := next((field for field in given if field not in (*known, *WITHOUT_EFFECT.get(name, ()))), None):
+        raise ValueError(f"{name} has no {unknown}")
+    return given
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What ends a stretch of sound, and how the next is heard."""
+
+    kind: str  # commit, clear or update
+    settings: Settings
+    recognizer: Recognizer
+
+
+class Connection:
+    """A client: its events are taken in the event loop, and its sound is heard by a thread."""
+
+    def __init__(
+        self,
+        socket: WebSocket,
+        shared: SharedRecognizer,
+        with_phrases: Callable[[tuple[str, ...]], Recognizer],
+        name: str,
+    ):
+        """`with_phrases` gives the recogniser with other phrases, or raises ValueError; `name` is the model's."""
+        self.socket, self.shared, self.with_phrases, self.name = socket, shared, with_phrases, name
+        self.id = f"sess_{uuid.uuid4().hex}"
+        self.inbox: queue.Queue[bytes | None] = queue.Queue(MOST_BLOCKS)
+        self.marks: queue.SimpleQueue[_Mark] = queue.SimpleQueue()  # one for each None in the inbox
+        self.gone = threading.Event()
+        self.last = self.mark = _Mark("update", Settings(), shared.recognizer)  # sent, and heard
+        self.is_empty = True  # whether nothing has come since the last mark
+        self.seconds = 0.0  # that were heard
+        self.item: str | None = None  # that is being spoken
+        self.told = ""  # of its text
+        self.previous: str | None = None  # item
+
+    async def run(self, threads: Executor) -> None:
+        """Until the client goes."""
+        self.loop = asyncio.get_running_loop()
+        await self._send("session.created", session=self._session())
+        work = self.loop.run_in_executor(threads, self._hear)
+        try:
+            while True:
+                await self._take(await self.socket.receive_text())
+        except WebSocketDisconnect:
+            pass
+        finally:
+            self.gone.set()
+            with contextlib.suppress(queue.Full):  # then it waits for nothing
+                self.inbox.put_nowait(None)
+            await work
+
+    async def _take(self, message: str) -> None:
+        event: Any = None
+        try:
+            event = json.loads(message)
+            kind = event["type"]
+            if kind == "input_audio_buffer.append":
+                await self._put(base64.b64decode(event["audio"], validate=True))
+            elif kind == "input_audio_buffer.commit":
+                if self.is_empty:
+                    raise ValueError("input_audio_buffer.commit: there is no audio in the buffer")
+                await self._mark("commit")
+            elif kind == "input_audio_buffer.clear":
+                await self._mark("clear")
+            elif kind == "session.update":
+                settings = self.last.settings.updated(event["session"])
+                recognizer = await asyncio.to_thread(self.with_phrases, settings.keywords)
+                await self._mark("update", settings, recognizer)
+            else:
+                raise ValueError(f"{kind}: not an event that is known here")
+        except (ValueError, KeyError, TypeError, binascii.Error) as error:
+            said = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+            answered = event.get("event_id") if isinstance(event, dict) else None
+            await self._send("error", error={"type": "invalid_request_error", "message": said, "event_id": answered})
+
+    async def _put(self, block: bytes | None) -> None:
+        while not self.gone.is_set():
+            with contextlib.suppress(queue.Full):
+                self.inbox.put_nowait(block)
+                self.is_empty = block is None
+                return
+            await asyncio.sleep(0.05)
+
+    async def _mark(self, kind: str, settings: Settings | None = None, recognizer: Recognizer | None = None) -> None:
+        self.last = _Mark(kind, settings or self.last.settings, recognizer or self.last.recognizer)
+        self.marks.put(self.last)
+        await self._put(None)
+
+    def _session(self, settings: Settings | None = None) -> dict[str, Any]:
+        return {"id": self.id, **(settings or self.last.settings).described(self.name)}
+
+    async def _send(self, kind: str, **fields: Any) -> None:
+        await self.socket.send_json({"type": kind, "event_id": f"event_{uuid.uuid4().hex}", **fields})
+
+    # what follows is done by the thread that hears
+
+    def _hear(self) -> None:
+        try:
+            mark = self.last
+            while not self.gone.is_set():
+                mark = self._hear_until_mark(mark)
+        except Exception as error:
+            if not (self.gone.is_set() or isinstance(error, WebSocketDisconnect)):
+                logger.exception("a realtime session failed")
+                said = {"type": "server_error", "message": "the server failed, and has logged why"}
+                with contextlib.suppress(Exception):
+                    self._tell("error", error=said)
+                    asyncio.run_coroutine_threadsafe(self.socket.close(INTERNAL_ERROR), self.loop).result()
+        self.gone.set()
+
+    def _hear_until_mark(self, mark: _Mark) -> _Mark:
+        """Hears and tells, with the settings of the last mark, what comes before the next."""
+        begin, own, pause = self.seconds, mark.recognizer, mark.settings.pause
+        drafter, silence = (drafter_of(own), pause) if pause else (None, NEVER)
+        decode = partial(self.shared.recognize, gone=self.gone)
+        segments: list[Segment] = []
+        try:
+            for heard in listen(own, self._sound(mark.settings.rate), drafter, pause=silence, decode=decode):
+                segments += heard.segments
+                if pause and heard.start is not None:
+                    self._add(begin + heard.start, heard.settled)
+                elif pause and (segments or self.item):
+                    self._complete(begin, segments)
+                    segments = []
+            if not pause and self.mark.kind == "commit":
+                self._complete(begin, segments)
+        except _Cleared:
+            self.item = None
+            if not self.gone.is_set():
+                self._tell("input_audio_buffer.cleared")
+        if self.mark.kind == "update":
+            self._tell("session.updated", session=self._session(self.mark.settings))
+        return self.mark
+
+    def _sound(self, rate: int) -> Iterator[np.ndarray]:
+        """What the client sends, up to its next mark."""
+        for samples in resampled(drained(self.inbox), rate):
+            if self.gone.is_set():
+                raise _Cleared
+            self.seconds += len(samples) / SAMPLE_RATE
+            yield samples
+        if not self.gone.is_set():
+            self.mark = self.marks.get()
+        if self.gone.is_set() or self.mark.kind == "clear":
+            raise _Cleared
+
+    def _add(self, start: float, text: str) -> None:
+        """What is settled of the item that begins at `start` seconds, another one if there is none."""
+        if self.item is None:
+            self.item, self.told = f"item_{uuid.uuid4().hex}", ""
+            self._tell("input_audio_buffer.speech_started", item_id=self.item, audio_start_ms=round(1000 * start))
+        if len(text) > len(self.told):
+            delta, self.told = text[len(self.told) :], text
+            self._tell(f"{TRANSCRIPTION}.delta", item_id=self.item, content_index=0, delta=delta)
+
+    def _complete(self, begin: float, segments: list[Segment]) -> None:
+        """The item with the segments, whose times count from `begin` seconds, is as it stays."""
+        start, end = (segments[0].start, segments[-1].end) if segments else (0.0, self.seconds - begin)
+        self._add(begin + start, "")
+        text = join_words(segment.text for segment in segments)
+        usage = {"type": "duration", "seconds": round(end - start, 3)}
+        item, self.item = self.item, None
+        self._tell("input_audio_buffer.speech_stopped", item_id=item, audio_end_ms=round(1000 * (begin + end)))
+        self._tell("input_audio_buffer.committed", item_id=item, previous_item_id=self.previous)
+        self._tell(f"{TRANSCRIPTION}.completed", item_id=item, content_index=0, transcript=text, usage=usage)
+        self.previous = item
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        asyncio.run_coroutine_threadsafe(self._send(kind, **fields), self.loop).result()
