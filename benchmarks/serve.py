@@ -2,16 +2,21 @@
 """`asr.serve` under load: how much it transcribes, and how long a client waits.
 
     python benchmarks/serve.py CORPUS [--limit 100] [--clients 1 4 16] [--threads 2] [--long 600] [--options="..."]
+    python benchmarks/serve.py CORPUS --realtime [--limit 30] [--clients 1 4 8]
 
 So many clients at once, each of which sends an utterance, waits for its transcript and sends the next; the clients' own
 work is part of the machine's. `together` is the server as it is, `one by one` decodes a piece at a time
-(`--batch-seconds 1`). With `--long` another client sends recordings of so many seconds meanwhile.
+(`--batch-seconds 1`). With `--long` another client sends recordings of so many seconds meanwhile. With `--realtime`
+each client speaks all utterances, in another order, into a realtime session, and the wait is from where an item's
+speech ends to its transcript: half a second of it is the pause that ends it.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
+import json
 import os
 import shlex
 import subprocess
@@ -19,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +32,9 @@ import numpy as np
 import requests
 import soundfile
 from decode import samples, write_sounds
+from websockets.sync.client import connect
 
+PAUSE = 1.0  # seconds between what a client speaks
 BATCHES = {"together": [], "one by one": ["--batch-seconds", "1"]}
 
 
@@ -37,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="at once, a row each")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the server")
     parser.add_argument("--long", type=float, default=0.0, help="seconds of a recording that another client sends")
+    parser.add_argument("--realtime", action="store_true", help="clients that speak")
     parser.add_argument("--options", default="", help="of asr.serve")
     return parser
 
@@ -46,6 +55,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         _, seconds = write_sounds(args.corpus, args.limit, Path(folder))
         paths = sorted(Path(folder).glob("*.wav"))
+        if args.realtime:
+            print("| clients | median s | 95 % below | deltas a minute of sound |")
+            print("| --- | --- | --- | --- |")
+            for clients in args.clients:
+                waited, deltas = while_spoken(paths, clients, args.threads, shlex.split(args.options))
+                p50, p95 = np.percentile(waited, [50, 95])
+                rate = deltas / clients / (seconds + len(paths) * PAUSE) * 60
+                print(f"| {clients} | {p50:.2f} | {p95:.2f} | {rate:.0f} |", flush=True)
+            return
         long = Path(folder, "long.flac")
         if args.long:
             sounds = [samples(str(path)) for path in paths]
@@ -63,16 +81,24 @@ def main() -> None:
                 print(f"| {name} | {clients} | {rates} | {p50:.2f} | {p95:.2f} |", flush=True)
 
 
-def under_load(
-    paths: list[Path], clients: int, threads: int, long: Path | None, options: list[str]
-) -> tuple[list[float], float]:
-    """How long each request waited, and all of them took, in seconds, by a server of their own."""
+@contextlib.contextmanager
+def serving(threads: int, options: list[str]) -> Iterator[str]:
+    """A server of their own: where recordings are posted to."""
     command = [sys.executable, "-m", "asr.serve", "--port", "0", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environment, text=True, **pipes) as server:
         address = server.stderr.readline().split()[1]
         threading.Thread(target=server.stderr.read, daemon=True).start()  # or it would wait for its reader
+        yield address
+        server.kill()
+
+
+def under_load(
+    paths: list[Path], clients: int, threads: int, long: Path | None, options: list[str]
+) -> tuple[list[float], float]:
+    """How long each request waited, and all of them took, in seconds."""
+    with serving(threads, options) as address:
 
         def ask(path: Path) -> float:
             began = time.monotonic()
@@ -94,8 +120,46 @@ def under_load(
         with ThreadPoolExecutor(clients) as pool:
             waited = list(pool.map(ask, paths))
         took = time.monotonic() - began
-        server.kill()
     return waited, took
+
+
+def while_spoken(paths: list[Path], clients: int, threads: int, options: list[str]) -> tuple[list[float], int]:
+    """How long each item waited for its transcript after its speech, and the deltas of all clients."""
+    with serving(threads, options) as address:
+        address = address.replace("http", "ws").replace("audio/transcriptions", "realtime")
+
+        def speak(client: int) -> tuple[list[float], int]:
+            order = np.random.default_rng(client).permutation(len(paths))
+            silence = np.zeros(round(PAUSE * 16_000), np.float32)
+            sound = np.concatenate([part for i in order for part in (samples(str(paths[i])), silence)])
+            raw, waited, deltas = (sound * 32767).astype("<i2").tobytes(), [], 0
+            with connect(address) as session:
+                form = {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 16_000}}}}
+                session.send(json.dumps({"type": "session.update", "session": form}))
+                while json.loads(session.recv())["type"] != "session.updated":
+                    pass
+                began = time.monotonic()
+
+                def send() -> None:
+                    for place in range(0, len(raw), 3_200):  # a tenth of a second
+                        time.sleep(max(0.0, began + (place + 3_200) / 32_000 - time.monotonic()))
+                        audio = base64.b64encode(raw[place : place + 3_200]).decode()
+                        session.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+
+                threading.Thread(target=send, daemon=True).start()
+                end = 0.0
+                while end < len(sound) / 16_000 - 2 * PAUSE:
+                    event = json.loads(session.recv(timeout=60))
+                    deltas += event["type"].endswith(".delta")
+                    if event["type"] == "input_audio_buffer.speech_stopped":
+                        end = event["audio_end_ms"] / 1000
+                    elif event["type"].endswith(".completed"):
+                        waited.append(time.monotonic() - began - end)
+            return waited, deltas
+
+        with ThreadPoolExecutor(clients) as pool:
+            waits, deltas = zip(*pool.map(speak, range(clients)), strict=True)
+    return [wait for waited in waits for wait in waited], sum(deltas)
 
 
 if __name__ == "__main__":
