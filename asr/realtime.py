@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +33,8 @@ from asr.text.words import join_words
 logger = logging.getLogger(__name__)
 
 NEVER = 86_400.0  # seconds of silence that end nothing
-MOST_BLOCKS = 32  # of sound that wait for the recogniser; then the client has to
+MOST_BLOCKS = 16  # of sound that wait for the recogniser; then the client has to
+SLOWEST = 60.0  # seconds that a client may take to read an event
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 INTERNAL_ERROR, TRY_AGAIN_LATER = 1011, 1013  # why a WebSocket is closed
 # clients send them, whatever it is that serves them
@@ -147,7 +148,7 @@ class Connection:
         work = self.loop.run_in_executor(threads, self._hear)
         try:
             while True:
-                await self._take(await self.socket.receive_text())
+                await self._take(await self.socket.receive())
         except WebSocketDisconnect:
             pass
         finally:
@@ -156,10 +157,12 @@ class Connection:
                 self.inbox.put_nowait(None)
             await work
 
-    async def _take(self, message: str) -> None:
+    async def _take(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message["code"])
         event: Any = None
         try:
-            event = json.loads(message)
+            event = json.loads(message.get("text") or "")
             kind = event["type"]
             if kind == "input_audio_buffer.append":
                 await self._put(base64.b64decode(event["audio"], validate=True))
@@ -207,12 +210,13 @@ class Connection:
             while not self.gone.is_set():
                 mark = self._hear_until_mark(mark)
         except Exception as error:
-            if not (self.gone.is_set() or isinstance(error, WebSocketDisconnect)):
-                logger.exception("a realtime session failed")
-                said = {"type": "server_error", "message": "the server failed, and has logged why"}
-                with contextlib.suppress(Exception):
-                    self._tell("error", error=said)
-                    asyncio.run_coroutine_threadsafe(self.socket.close(INTERNAL_ERROR), self.loop).result()
+            if not self.gone.is_set():
+                if not isinstance(error, WebSocketDisconnect | TimeoutError):
+                    logger.exception("a realtime session failed")
+                    said = {"type": "server_error", "message": "the server failed, and has logged why"}
+                    with contextlib.suppress(Exception):
+                        self._tell("error", error=said)
+                asyncio.run_coroutine_threadsafe(self.socket.close(INTERNAL_ERROR), self.loop)
         self.gone.set()
 
     def _hear_until_mark(self, mark: _Mark) -> _Mark:
@@ -235,7 +239,7 @@ class Connection:
             self.item = None
             if not self.gone.is_set():
                 self._tell("input_audio_buffer.cleared")
-        if self.mark.kind == "update":
+        if self.mark.kind == "update" and not self.gone.is_set():
             self._tell("session.updated", session=self._session(self.mark.settings))
         return self.mark
 
@@ -273,4 +277,4 @@ class Connection:
         self.previous = item
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        asyncio.run_coroutine_threadsafe(self._send(kind, **fields), self.loop).result()
+        asyncio.run_coroutine_threadsafe(self._send(kind, **fields), self.loop).result(SLOWEST)

@@ -32,6 +32,7 @@ import numpy as np
 import requests
 import soundfile
 from decode import samples, write_sounds
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 PAUSE = 1.0  # seconds between what a client speaks
@@ -141,10 +142,11 @@ def while_spoken(paths: list[Path], clients: int, threads: int, options: list[st
                 began = time.monotonic()
 
                 def send() -> None:
-                    for place in range(0, len(raw), 3_200):  # a tenth of a second
-                        time.sleep(max(0.0, began + (place + 3_200) / 32_000 - time.monotonic()))
-                        audio = base64.b64encode(raw[place : place + 3_200]).decode()
-                        session.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+                    with contextlib.suppress(ConnectionClosed):  # the last transcript came before the last silence
+                        for place in range(0, len(raw), 3_200):  # a tenth of a second
+                            time.sleep(max(0.0, began + (place + 3_200) / 32_000 - time.monotonic()))
+                            audio = base64.b64encode(raw[place : place + 3_200]).decode()
+                            session.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
 
                 threading.Thread(target=send, daemon=True).start()
                 end = 0.0

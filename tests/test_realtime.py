@@ -1,5 +1,6 @@
 """A realtime session as its client sees it."""
 
+import asyncio
 import base64
 import json
 import time
@@ -14,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 from asr.audio.reading import SAMPLE_RATE
 from asr.decode import Recognizer, Segment, listening
 from asr.decode.listening import Heard
-from asr.realtime import TRANSCRIPTION, Settings
+from asr.realtime import TRANSCRIPTION, Connection, Settings
 from asr.service import MOST_PHRASES
 from tests.decode.test_recognizer import noise
 from tests.decode.test_segments import loudness
@@ -152,6 +153,7 @@ def test_keywords_are_phrases(client, served):
     [
         ("{", "Expecting property name"),
         ("[]", "list indices must be"),
+        (b"\0\0", "Expecting value"),
         ("{}", "type is missing"),
         ({"type": "response.create"}, "response.create: not an event that is known here"),
         ({"type": "input_audio_buffer.append", "audio": "§"}, "ASCII"),
@@ -169,7 +171,7 @@ def test_keywords_are_phrases(client, served):
 def test_an_event_that_cannot_be_is_an_error_and_the_session_goes_on(client, served, event, said):
     if isinstance(event, dict):
         event["event_id"] = "mine"
-    client.connection.send(event if isinstance(event, str) else json.dumps(event))
+    client.connection.send(json.dumps(event) if isinstance(event, dict) else event)
     [answer] = client.hear()
     assert answer["type"] == "error" and answer["error"]["type"] == "invalid_request_error"
     assert said in answer["error"]["message"]
@@ -243,3 +245,21 @@ def test_a_fault_of_the_server_ends_the_session_with_a_reason(client, monkeypatc
     with pytest.raises(ConnectionClosed) as closed:
         client.connection.recv(timeout=30)
     assert closed.value.rcvd.code == 1011
+
+
+def test_who_does_not_read_is_gone(address, monkeypatch):
+    send = Connection._send
+
+    async def late(self: Connection, kind: str, **fields) -> None:
+        await asyncio.sleep(0.5)
+        await send(self, kind, **fields)
+
+    monkeypatch.setattr("asr.realtime.SLOWEST", 0.1)
+    monkeypatch.setattr(Connection, "_send", late)
+    with connect(address) as connection:
+        client = Client(connection)
+        client.hear("session.created")
+        client.say("input_audio_buffer.clear")
+        with pytest.raises(ConnectionClosed) as closed:
+            client.hear("never")
+        assert closed.value.rcvd.code == 1011

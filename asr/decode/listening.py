@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -23,6 +24,8 @@ from asr.decode.transcript import Segment
 from asr.text.words import join_words
 
 EVERY = 0.5  # seconds of new sound between two drafts, at least
+TURN = 0.1  # and between two looks for a pause
+SHARE = 2  # as many times as long as a draft took is the time to the next: others want to be heard, too
 PAUSE = 0.5  # seconds of silence that end a piece
 DRAFTS = ("rescore", "greedy", "ctc")  # strategies of drafts
 
@@ -33,7 +36,7 @@ Decode = Callable[[Recognizer, list[np.ndarray]], list[list[Hypothesis]]]
 class Heard:
     """What is known at a time."""
 
-    segments: list[Segment] = field(default_factory=list)  # that have ended since the last time, for good
+    segments: list[Segment] = field(default_factory=list)  # of a piece that has ended, for good
     start: float | None = None  # seconds to where the piece begins that is being spoken; None: nobody speaks
     settled: str = ""  # the words of that piece that later drafts hardly change: they are only added to
     tentative: str = ""  # and the others
@@ -50,25 +53,27 @@ def listen(
     """What is heard in sound that comes in blocks of samples `(N,)` at 16 kHz, float32, of any size: each time that
     something is new, after `every` seconds of sound at the earliest. A piece ends in `pause` seconds of silence.
 
-    `drafter` (`drafter_of`) says what is being said before that. Where decoding is slower than the sound there are
-    fewer drafts: `blocks` is asked for the next when the last was worked on, and should then give all that has come in
-    (`drained`). `decode` gives the hypotheses of a batch of pieces (`SharedRecognizer.recognize`). Raises ValueError
-    for a model that does not hear sound, or a pause that is too short."""
+    `drafter` (`drafter_of`) says what is being said before that, less often where it is slow. `blocks` is asked for the
+    next when the last was worked on, and should then give all that has come in (`drained`). `decode` gives the
+    hypotheses of a batch of pieces (`SharedRecognizer.recognize`). Raises ValueError for a model that does not hear
+    sound, or a pause that is too short."""
     if recognizer.takes != "sound":
         raise ValueError(f"this model takes {recognizer.takes}, not sound")
     if not pause >= MARGIN:
         raise ValueError(f"pause must be at least {MARGIN} s, not {pause}")
     cutter, draft = Cutter(recognizer.piece_seconds, pause, SpeechDetector()), _Draft()
-    least, most = (round(seconds * SAMPLE_RATE) for seconds in (every, recognizer.piece_seconds))
+    new, wanted = 0.0, every  # seconds of speech since the last draft, and those to the next
+    least, most = (round(seconds * SAMPLE_RATE) for seconds in (TURN, recognizer.piece_seconds))
     for fresh, last in _turns(blocks, least, most):
         if pieces := list(cutter.cut(fresh, last)):
-            found = decode(recognizer, [piece.samples for piece in pieces])
-            heard = [recognizer.segments(*each) for each in zip(pieces, found, strict=True)]
             draft = _Draft()
-            yield Heard([segment for segments in heard for segment in segments if segment.words])
-        if drafter and cutter.speaks and not last:
-            piece = Piece(cutter.start / SAMPLE_RATE, cutter.rest)
+            for each in zip(pieces, decode(recognizer, [piece.samples for piece in pieces]), strict=True):
+                yield Heard([segment for segment in recognizer.segments(*each) if segment.words])
+        new = new + len(fresh) / SAMPLE_RATE if cutter.speaks else 0.0
+        if drafter and new >= wanted and not last:
+            piece, began = Piece(cutter.start / SAMPLE_RATE, cutter.rest), time.monotonic()
             [found] = decode(drafter, [piece.samples])
+            new, wanted = 0.0, max(every, SHARE * (time.monotonic() - began))
             if draft.is_news([word.text for part in drafter.segments(piece, found) for word in part.words]):
                 yield Heard([], piece.start, draft.settled, draft.tentative)
 
