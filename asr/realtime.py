@@ -33,7 +33,7 @@ from asr.text.words import join_words
 logger = logging.getLogger(__name__)
 
 NEVER = 86_400.0  # seconds of silence that end nothing
-MOST_BLOCKS = 16  # of sound that wait for the recogniser; then the client has to
+MOST_BYTES = 2 * 2**20  # of sound that wait for the recogniser; then the client has to
 SLOWEST = 60.0  # seconds that a client may take to read an event
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 INTERNAL_ERROR, TRY_AGAIN_LATER = 1011, 1013  # why a WebSocket is closed
@@ -131,8 +131,9 @@ class Connection:
         """`with_phrases` gives the recogniser with other phrases, or raises ValueError; `name` is the model's."""
         self.socket, self.shared, self.with_phrases, self.name = socket, shared, with_phrases, name
         self.id = f"sess_{uuid.uuid4().hex}"
-        self.inbox: queue.Queue[bytes | None] = queue.Queue(MOST_BLOCKS)
+        self.inbox: queue.Queue[bytes | None] = queue.Queue()
         self.marks: queue.SimpleQueue[_Mark] = queue.SimpleQueue()  # one for each None in the inbox
+        self.put = self.taken = 0  # bytes, into the inbox and out of it
         self.gone = threading.Event()
         self.last = self.mark = _Mark("update", Settings(), shared.recognizer)  # sent, and heard
         self.is_empty = True  # whether nothing has come since the last mark
@@ -153,8 +154,7 @@ class Connection:
             pass
         finally:
             self.gone.set()
-            with contextlib.suppress(queue.Full):  # then it waits for nothing
-                self.inbox.put_nowait(None)
+            self.inbox.put(None)
             await work
 
     async def _take(self, message: Mapping[str, Any]) -> None:
@@ -169,13 +169,13 @@ class Connection:
             elif kind == "input_audio_buffer.commit":
                 if self.is_empty:
                     raise ValueError("input_audio_buffer.commit: there is no audio in the buffer")
-                await self._mark("commit")
+                self._mark("commit")
             elif kind == "input_audio_buffer.clear":
-                await self._mark("clear")
+                self._mark("clear")
             elif kind == "session.update":
                 settings = self.last.settings.updated(event["session"])
                 recognizer = await asyncio.to_thread(self.with_phrases, settings.keywords)
-                await self._mark("update", settings, recognizer)
+                self._mark("update", settings, recognizer)
             else:
                 raise ValueError(f"{kind}: not an event that is known here")
         except (ValueError, KeyError, TypeError, binascii.Error) as error:
@@ -183,18 +183,18 @@ class Connection:
             answered = event.get("event_id") if isinstance(event, dict) else None
             await self._send("error", error={"type": "invalid_request_error", "message": said, "event_id": answered})
 
-    async def _put(self, block: bytes | None) -> None:
-        while not self.gone.is_set():
-            with contextlib.suppress(queue.Full):
-                self.inbox.put_nowait(block)
-                self.is_empty = block is None
-                return
+    async def _put(self, block: bytes) -> None:
+        while self.put - self.taken > MOST_BYTES and not self.gone.is_set():
             await asyncio.sleep(0.05)
+        self.inbox.put(block)
+        self.put += len(block)
+        self.is_empty = False
 
-    async def _mark(self, kind: str, settings: Settings | None = None, recognizer: Recognizer | None = None) -> None:
+    def _mark(self, kind: str, settings: Settings | None = None, recognizer: Recognizer | None = None) -> None:
         self.last = _Mark(kind, settings or self.last.settings, recognizer or self.last.recognizer)
         self.marks.put(self.last)
-        await self._put(None)
+        self.inbox.put(None)
+        self.is_empty = True
 
     def _session(self, settings: Settings | None = None) -> dict[str, Any]:
         return {"id": self.id, **(settings or self.last.settings).described(self.name)}
@@ -245,7 +245,7 @@ class Connection:
 
     def _sound(self, rate: int) -> Iterator[np.ndarray]:
         """What the client sends, up to its next mark."""
-        for samples in resampled(drained(self.inbox), rate):
+        for samples in resampled(self._taken(), rate):
             if self.gone.is_set():
                 raise _Cleared
             self.seconds += len(samples) / SAMPLE_RATE
@@ -254,6 +254,11 @@ class Connection:
             self.mark = self.marks.get()
         if self.gone.is_set() or self.mark.kind == "clear":
             raise _Cleared
+
+    def _taken(self) -> Iterator[np.ndarray]:
+        for samples in drained(self.inbox):
+            self.taken += 2 * len(samples)  # of two bytes each
+            yield samples
 
     def _add(self, start: float, text: str) -> None:
         """What is settled of the item that begins at `start` seconds, another one if there is none."""

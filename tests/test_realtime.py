@@ -5,6 +5,7 @@ import base64
 import json
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,6 +122,21 @@ def test_without_turn_detection_the_client_commits(client, served):
     events = client.completed()
     assert events[0]["audio_start_ms"] == pytest.approx(2600, abs=40)
     assert events[-1]["transcript"] == heard(served, noise(0.7, 2))
+
+
+def test_a_client_that_is_faster_than_the_recogniser_has_to_wait(client, served, monkeypatch):
+    monkeypatch.setattr("asr.realtime.MOST_BYTES", 20_000)
+    waited = []
+    sleep = asyncio.sleep
+
+    async def slept(seconds: float) -> None:
+        waited.append(seconds)
+        await sleep(0.001)
+
+    monkeypatch.setattr("asr.realtime.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": slept}))
+    client.speak(np.concatenate([noise(0.8), np.tile(SILENCE, 6)]))
+    client.say("input_audio_buffer.commit")
+    assert client.completed()[-1]["transcript"] == heard(served, noise(0.8)) and waited
 
 
 def test_a_commit_ends_what_is_being_said(client, served):
