@@ -68,7 +68,8 @@ def main(argv: list[str] | None = None) -> None:
     inbox: queue.Queue[bytes | None] = queue.Queue(MOST_BLOCKS)
     inbox.put(first)
     ended = threading.Event()
-    threading.Thread(target=_read, args=(sys.stdin.fileno(), inbox, ended), daemon=True).start()
+    failed: list[OSError] = []
+    threading.Thread(target=_read, args=(sys.stdin.fileno(), inbox, ended, failed), daemon=True).start()
     recognizer = load_recognizer(args)
     recognizer.word_times = args.format == "json" and recognizer.model.transformer.ctc is not None
 
@@ -87,15 +88,21 @@ def main(argv: list[str] | None = None) -> None:
     drafter = None if write is _as_text else drafter_of(recognizer, args.drafts)
     for heard in listen(recognizer, resampled(drained(inbox), args.rate), drafter, args.every, args.pause):
         write(heard)
+    if failed:
+        raise failed[0]
 
 
-def _read(descriptor: int, inbox: queue.Queue[bytes | None], ended: threading.Event) -> None:
-    while not ended.is_set():
-        if select.select([descriptor], [], [], 0.1)[0]:
-            block = os.read(descriptor, BLOCK)
-            if not block:
-                break
-            inbox.put(block)
+def _read(descriptor: int, inbox: queue.Queue[bytes | None], ended: threading.Event, failed: list[OSError]) -> None:
+    """Puts what comes in into `inbox`, and None behind it; into `failed` what ends it too soon."""
+    try:
+        while not ended.is_set():
+            if select.select([descriptor], [], [], 0.1)[0]:
+                block = os.read(descriptor, BLOCK)
+                if not block:
+                    break
+                inbox.put(block)
+    except OSError as error:
+        failed.append(error)
     inbox.put(None)
 
 

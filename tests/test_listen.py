@@ -4,15 +4,19 @@ import contextlib
 import json
 import os
 import pty
+import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from asr.audio.reading import SAMPLE_RATE, read_audio
+from asr.listen import _read
 from asr.resources import resource
 from tests.test_commands import call
 
@@ -122,3 +126,14 @@ def test_without_standard_input_it_says_what_to_pipe(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     done = call("asr.listen")
     assert done.returncode == 2 and b"arecord" in done.stderr
+
+
+def test_sound_that_cannot_be_read_to_its_end_ends_all_the_same():
+    own, other = socket.socketpair()
+    with own:
+        own.send(b"what nobody reads")
+        other.close()
+        inbox: queue.Queue[bytes | None] = queue.Queue()
+        failed: list[OSError] = []
+        _read(own.fileno(), inbox, threading.Event(), failed)
+    assert inbox.get_nowait() is None and isinstance(failed[0], ConnectionResetError)
