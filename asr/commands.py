@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from asr.decode import Recognizer
 
 
-def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float = 360.0) -> None:
+def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float | None = 360.0) -> None:
+    """Without --batch-seconds where that is None."""
     group = parser.add_argument_group(
         "decoding", "what was tuned for the model (asr.tune) takes the place of a default with *"
     )
@@ -28,8 +29,9 @@ def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float =
         default="auto",
         help="float32, bfloat16, int8; auto (default): what is quick, int8 where so tuned",
     )
-    at_once = f"seconds decoded at once (default: {batch_seconds:g})"
-    group.add_argument("--batch-seconds", type=float, default=batch_seconds, help=at_once)
+    if batch_seconds is not None:
+        at_once = f"seconds decoded at once (default: {batch_seconds:g})"
+        group.add_argument("--batch-seconds", type=float, default=batch_seconds, help=at_once)
     group.add_argument(
         "--piece-seconds", type=float, help="what is longer is cut at its pauses (default: 20, or as in the training)"
     )
@@ -55,9 +57,10 @@ def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float =
 def load_recognizer(args: argparse.Namespace) -> Recognizer:
     """The recogniser that the options ask for. Raises ValueError naming the option or the folder that is wrong, or an
     option that would change nothing."""
-    settings = {"batch_seconds": args.batch_seconds, "precision": args.precision, "ngram": args.ngram}
-    if (channel := getattr(args, "channel", None)) is not None:  # of asr.transcribe
-        settings["channel"] = channel
+    settings = {"precision": args.precision, "ngram": args.ngram}
+    for name in ("batch_seconds", "channel"):  # which not all commands have
+        if (value := getattr(args, name, None)) is not None:
+            settings[name] = value
     if args.piece_seconds is not None:
         settings["piece_seconds"] = args.piece_seconds
     if args.attention_window is not None:

@@ -46,9 +46,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="STRATEGY",
         help="how drafts are searched: rescore, greedy or ctc, the quickest (default: rescore; greedy without CTC)",
     )
-    parser.add_argument("--every", type=float, default=0.5, help="seconds between two drafts at least (default: 0.5)")
+    parser.add_argument("--every", type=float, help="seconds between two drafts at least (default: 0.5)")
     parser.add_argument("--pause", type=float, default=0.5, help="seconds of one that ends a piece (default: 0.5)")
-    add_decoding_options(parser)
+    add_decoding_options(parser, batch_seconds=None)
     return parser
 
 
@@ -56,25 +56,22 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     for name, least, most in (("rate", 4_000, 768_000), ("every", 0.1, 60.0), ("pause", 0.2, 60.0)):
-        if not least <= getattr(args, name) <= most:
-            raise ValueError(f"--{name} lies between {least} and {most}, and is {getattr(args, name)}")
+        if (value := getattr(args, name)) is not None and not least <= value <= most:
+            raise ValueError(f"--{name} lies between {least} and {most}, and is {value}")
+    write = _as_json if args.format == "json" else _on_terminal if sys.stdout.isatty() else _as_text
+    if write is _as_text and (args.drafts or args.every):
+        raise ValueError("--drafts and --every are for a terminal, or for --format json: lines of text have no drafts")
     if sys.stdin is None or sys.stdin.isatty():
         raise ValueError("pipe sound into it: arecord -q -t raw -f S16_LE -r 16000 | python -m asr.listen")
-    first = os.read(sys.stdin.fileno(), BLOCK)
-    if kind := next((HEADERS[head] for head in HEADERS if first.startswith(head)), None):
-        raise ValueError(
-            f"standard input is {kind}, and should be raw samples: ffmpeg -i FILE -f s16le -ar 16000 -ac 1 -"
-        )
     inbox: queue.Queue[bytes | None] = queue.Queue(MOST_BLOCKS)
-    inbox.put(first)
     ended = threading.Event()
-    failed: list[OSError] = []
+    failed: list[Exception] = []
     threading.Thread(target=_read, args=(sys.stdin.fileno(), inbox, ended, failed), daemon=True).start()
     recognizer = load_recognizer(args)
     recognizer.word_times = args.format == "json" and recognizer.model.transformer.ctc is not None
 
     from asr.audio.reading import resampled
-    from asr.decode.listening import DRAFTS, drafter_of, drained, listen
+    from asr.decode.listening import DRAFTS, EVERY, drafter_of, drained, listen
 
     if args.drafts not in (None, *DRAFTS):
         raise ValueError(f"--drafts is one of {', '.join(DRAFTS)}, not {args.drafts}")
@@ -84,24 +81,29 @@ def main(argv: list[str] | None = None) -> None:
         ended.set()
 
     signal.signal(signal.SIGINT, end)
-    write = _as_json if args.format == "json" else _on_terminal if sys.stdout.isatty() else _as_text
     drafter = None if write is _as_text else drafter_of(recognizer, args.drafts)
-    for heard in listen(recognizer, resampled(drained(inbox), args.rate), drafter, args.every, args.pause):
+    for heard in listen(recognizer, resampled(drained(inbox), args.rate), drafter, args.every or EVERY, args.pause):
         write(heard)
     if failed:
         raise failed[0]
 
 
-def _read(descriptor: int, inbox: queue.Queue[bytes | None], ended: threading.Event, failed: list[OSError]) -> None:
+def _read(descriptor: int, inbox: queue.Queue[bytes | None], ended: threading.Event, failed: list[Exception]) -> None:
     """Puts what comes in into `inbox`, and None behind it; into `failed` what ends it too soon."""
+    is_first = True
     try:
         while not ended.is_set():
             if select.select([descriptor], [], [], 0.1)[0]:
                 block = os.read(descriptor, BLOCK)
                 if not block:
                     break
+                if is_first and (kind := next((HEADERS[head] for head in HEADERS if block.startswith(head)), None)):
+                    raise ValueError(
+                        f"standard input is {kind}, not raw samples: ffmpeg -i - -f s16le -ar 16000 -ac 1 -"
+                    )
                 inbox.put(block)
-    except OSError as error:
+                is_first = False
+    except (OSError, ValueError) as error:
         failed.append(error)
     inbox.put(None)
 
@@ -116,8 +118,9 @@ def _as_json(heard: Heard) -> None:
 
     for segment in heard.segments:
         say(json.dumps({"type": "segment", **segment_as_dict(segment)}, ensure_ascii=False) + "\n")
-    if heard.start is not None:
-        draft = {"start": round(heard.start, 3), "settled": heard.settled, "tentative": heard.tentative}
+    if heard.start is not None or not heard.segments:
+        start = None if heard.start is None else round(heard.start, 3)  # None: what was heard before was no word
+        draft = {"start": start, "settled": heard.settled, "tentative": heard.tentative}
         say(json.dumps({"type": "draft", **draft}, ensure_ascii=False) + "\n")
 
 

@@ -108,9 +108,10 @@ def test_ctrl_c_ends_it_after_what_was_said(listening, ctrl_c):
 @pytest.mark.parametrize(
     ("arguments", "sound", "said"),
     [
-        ([], b"RIFF1234WAVE", "standard input is WAV, and should be raw samples"),
+        ([], b"RIFF1234WAVE", "standard input is WAV, not raw samples"),
         (["--rate", "800"], b"", "--rate lies between 4000 and 768000, and is 800"),
-        (["--drafts", "beam"], b"\0\0", "--drafts is one of rescore, greedy, ctc, not beam"),
+        (["--drafts", "ctc"], b"", "--drafts and --every are for a terminal, or for --format json"),
+        (["--drafts", "beam", "--format", "json"], b"\0\0", "--drafts is one of rescore, greedy, ctc, not beam"),
         (["--every", "nan"], b"", "--every lies between 0.1 and 60.0, and is nan"),
         (["--pause", "0.1"], b"", "--pause lies between 0.2 and 60.0, and is 0.1"),
         (["--model", "nowhere"], b"\0\0", "nowhere: not a model folder"),
@@ -134,6 +135,6 @@ def test_sound_that_cannot_be_read_to_its_end_ends_all_the_same():
         own.send(b"what nobody reads")
         other.close()
         inbox: queue.Queue[bytes | None] = queue.Queue()
-        failed: list[OSError] = []
+        failed: list[Exception] = []
         _read(own.fileno(), inbox, threading.Event(), failed)
     assert inbox.get_nowait() is None and isinstance(failed[0], ConnectionResetError)

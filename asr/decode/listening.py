@@ -8,6 +8,7 @@ Translation by Partial Hypothesis Selection").
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ import numpy as np
 from asr.audio.reading import SAMPLE_RATE
 from asr.decode.options import Hypothesis
 from asr.decode.recognizer import Recognizer
+from asr.decode.recordings import sound_of
 from asr.decode.segments import MARGIN, Cutter, Piece, SpeechDetector
 from asr.decode.transcript import Segment
 from asr.text.words import join_words
@@ -50,17 +52,19 @@ def listen(
     pause: float = PAUSE,
     decode: Decode = Recognizer.recognize,
 ) -> Iterator[Heard]:
-    """What is heard in sound that comes in blocks of samples `(N,)` at 16 kHz, float32, of any size: each time that
-    something is new, after `every` seconds of sound at the earliest. A piece ends in `pause` seconds of silence.
+    """What is heard in sound that comes in blocks of any size: samples `(N,)` at 16 kHz, in the forms that
+    `Recognizer.transcribe` takes. A piece ends in `pause` seconds of silence, and is then heard for good.
 
-    `drafter` (`drafter_of`) says what is being said before that, less often where it is slow. `blocks` is asked for the
-    next when the last was worked on, and should then give all that has come in (`drained`). `decode` gives the
-    hypotheses of a batch of pieces (`SharedRecognizer.recognize`). Raises ValueError for a model that does not hear
-    sound, or a pause that is too short."""
+    `drafter` (`drafter_of`) says before that what is being said, every `every` seconds, or less often where it is slow.
+    `blocks` is asked for the next when the last was worked on, and should then give all that has come in (`drained`).
+    `decode` gives the hypotheses of a batch of pieces (`SharedRecognizer.recognize`). Raises ValueError for a model
+    that does not hear sound, or for times that cannot be; AudioError for samples that cannot."""
     if recognizer.takes != "sound":
         raise ValueError(f"this model takes {recognizer.takes}, not sound")
-    if not pause >= MARGIN:
-        raise ValueError(f"pause must be at least {MARGIN} s, not {pause}")
+    if not MARGIN <= pause < math.inf:
+        raise ValueError(f"pause must be at least {MARGIN} s and finite, not {pause}")
+    if not 0 < every < math.inf:
+        raise ValueError(f"every must be positive and finite, not {every}")
     cutter, draft = Cutter(recognizer.piece_seconds, pause, SpeechDetector()), _Draft()
     new, wanted = 0.0, every  # seconds of speech since the last draft, and those to the next
     least, most = (round(seconds * SAMPLE_RATE) for seconds in (TURN, recognizer.piece_seconds))
@@ -86,7 +90,9 @@ def drafter_of(recognizer: Recognizer, strategy: str | None = None) -> Recognize
     options = {"strategy": strategy, "nbest": 1, "temperature": 0.0, "fallback": ()}
     if strategy == "ctc":
         options |= {"beam_size": 1, "lm_weight": 0.0, "ilm_weight": 0.0, "phrases": ()}  # the likeliest path
-    return recognizer.with_options(**options)
+    drafter = recognizer.with_options(**options)
+    drafter.word_times = False
+    return drafter
 
 
 class _Draft:
@@ -118,7 +124,7 @@ def _turns(blocks: Iterable[np.ndarray], least: int, most: int) -> Iterator[tupl
     """What has come in, from `least` to `most` samples at a time, and whether that is the last, which may have less."""
     waiting = np.zeros(0, np.float32)
     for block in blocks:
-        waiting = np.concatenate([waiting, block])
+        waiting = np.concatenate([waiting, *sound_of(block)])
         while len(waiting) >= least:
             yield waiting[:most], False
             waiting = waiting[most:]

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 
 from asr.audio.reading import SAMPLE_RATE, AudioError
-from asr.decode.options import Hypothesis
+from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.recognizer import Recognizer
 from asr.decode.recordings import Recording, name_of
 from asr.decode.segments import Piece
@@ -35,6 +35,10 @@ class Call:
     samples: np.ndarray
     gone: threading.Event  # once nobody waits for it
     found: Future[list[Hypothesis]] = field(default_factory=Future)
+
+    @property
+    def asks_for(self) -> tuple[DecodeOptions, bool]:
+        return self.recognizer.options, self.recognizer.word_times
 
 
 class SharedRecognizer:
@@ -120,7 +124,7 @@ class SharedRecognizer:
             if call.gone.is_set():
                 call.found.set_exception(Abandoned())
             elif not batch or (
-                call.recognizer.options == batch[0].recognizer.options
+                call.asks_for == batch[0].asks_for
                 and len(batch) < call.recognizer.fitting(call.recognizer.batch_seconds, with_it)
             ):
                 batch.append(call)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from asr.audio.reading import SAMPLE_RATE
+from asr.audio.reading import SAMPLE_RATE, AudioError
 from asr.decode import DecodeOptions, Recognizer, listening
 from asr.decode.listening import _Draft, drafter_of, drained, listen
 from asr.decode.segments import Piece
@@ -168,9 +168,28 @@ def test_what_has_come_in_meanwhile_is_one_block():
     assert list(blocks) == []
 
 
+def test_blocks_are_heard_in_whatever_form_a_recording_may_have(recognizer):
+    whole = (TURNS * 32767).astype(np.int16)
+    expected = [s for heard in listen(recognizer, in_blocks(whole / 32768, 1000)) for s in heard.segments]
+    for blocks in (in_blocks(whole, 1000), map(torch.from_numpy, in_blocks(whole, 1000))):
+        assert [s for heard in listen(recognizer, blocks) for s in heard.segments] == expected
+
+
+def test_a_sample_that_is_no_number_ends_it_and_does_not_deafen_it(recognizer):
+    broken = np.append(TURNS[: 4 * SAMPLE_RATE], np.float32(np.nan))
+    heard = listen(recognizer, in_blocks(broken, 1000))
+    assert next(heard).segments
+    with pytest.raises(AudioError, match="samples must be finite"):
+        list(heard)
+
+
 def test_what_cannot_be_is_said(recognizer):
-    with pytest.raises(ValueError, match=r"pause must be at least 0.2 s, not 0.1"):
-        list(listen(recognizer, [], pause=0.1))
+    for pause in (0.1, float("inf")):
+        with pytest.raises(ValueError, match=rf"pause must be at least 0.2 s and finite, not {pause}"):
+            list(listen(recognizer, [], pause=pause))
+    for every in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=rf"every must be positive and finite, not {every}"):
+            list(listen(recognizer, [], every=every))
     recognizer.takes = "matrix"
     with pytest.raises(ValueError, match="this model takes matrix, not sound"):
         list(listen(recognizer, []))

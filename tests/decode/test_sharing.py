@@ -69,6 +69,18 @@ def test_what_comes_while_a_batch_is_decoded_is_decoded_in_one(slow, pool):
         assert transcript.segments[0].score == pytest.approx(alone.segments[0].score, abs=1e-4)
 
 
+def test_who_asks_for_the_times_of_words_gets_them_beside_who_does_not(slow, pool):
+    plain, slow.word_times = slow.with_options(), True
+    shared = SharedRecognizer(slow)
+    first = pool.submit(shared.transcribe, noise(1.0))
+    slow.began.acquire()
+    asked = [pool.submit(shared.recognize, own, [noise(1.0, 1)]) for own in (plain, slow)]
+    waiting(shared, 2)
+    slow.go_on.release(8)
+    [[without], [timed]] = (found.result()[0] for found in asked)
+    assert first.result().text and not without.spans and timed.spans
+
+
 def test_a_batch_is_no_longer_than_the_recognisers(slow, pool):
     shared = SharedRecognizer(slow)
     transcripts = [pool.submit(shared.transcribe, noise(2.0))]
