@@ -10,9 +10,15 @@ def test_without_calibration_it_is_the_geometric_mean_of_the_tokens():
     assert len(word_confidences([])) == 0
 
 
+def test_calibrated_it_is_the_logistic_function_of_the_mean_and_the_least():
+    confidence = 1 / (1 + np.exp(-(4.0 + 0.5 * -2.0 + 0.75 * -3.0)))
+    assert word_confidences([[-1.0, -3.0]], Calibration(4.0, mean=0.5, least=0.75)) == pytest.approx([confidence])
+
+
 def test_the_calibration_error_is_the_distance_from_the_rate_of_right_words():
     assert expected_calibration_error([0.95] * 100, [True] * 60 + [False] * 40) == pytest.approx(0.35)
     assert expected_calibration_error([0.75] * 4 + [0.25] * 4, [1, 1, 1, 0, 1, 0, 0, 0]) == pytest.approx(0.0)
+    assert expected_calibration_error([1.0, 0.85], [False, True]) == pytest.approx((1.0 + 0.15) / 2)  # bin by bin
 
 
 def test_calibrating_makes_confidences_tell_the_rate():
