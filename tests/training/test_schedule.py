@@ -39,4 +39,10 @@ def test_inverse_square_root_is_the_papers_curve():
 def test_warm_up_is_a_number_of_updates_or_a_part_of_all():
     assert warmup_updates(OptimizerConfig(warmup=0.1), 5000) == 500
     assert warmup_updates(OptimizerConfig(warmup=250), 5000) == 250
+    assert warmup_updates(OptimizerConfig(warmup=1), 5000) == 1
     assert warmup_updates(OptimizerConfig(warmup=0), 5000) == 1
+
+
+def test_a_training_may_end_with_its_warm_up():
+    assert rates(updates=1) == [1.0]
+    assert rates(updates=4, warmup=4) == [0.25, 0.5, 0.75, 1.0]
