@@ -9,7 +9,7 @@ from lhotse.supervision import AlignmentItem
 from asr.audio.reading import SAMPLE_RATE, read_audio, write_wav
 from asr.corpus import Utterance, make_cuts, open_corpus
 from asr.corpus.__main__ import main
-from asr.corpus.splicing import FADE, Spoken, _runs, join, quietest, splice
+from asr.corpus.splicing import FADE, Spoken, _is_apart, _runs, join, quietest, splice
 
 PITCH = {"low": 200.0, "middle": 800.0, "high": 3200.0}
 
@@ -96,6 +96,13 @@ def test_words_that_follow_each_other_elsewhere_are_likelier(spoken):
     rng = random.Random(0)
     spliced = [text for _ in range(10) for cut, text, _ in splice(cuts, 1.0, rng) if cut.id != "u10"]
     assert sum(text == "low high" for text in spliced) > 0.8 * len(spliced)
+
+
+def test_a_word_stands_apart_where_it_is_quiet_on_both_sides(tone):
+    samples = np.concatenate([np.zeros(3200), tone(0.3), tone(0.3), np.zeros(3200)])
+    before, between, after = 1600, 3200 + 4800, len(samples) - 1600
+    assert _is_apart(samples, before, after)
+    assert not _is_apart(samples, before, between) and not _is_apart(samples, between, after)
 
 
 def test_words_that_run_into_each_other_stay_where_they_are(spoken):
