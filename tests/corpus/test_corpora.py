@@ -87,12 +87,13 @@ def test_texts_without_names_are_called_by_file_and_line(tmp_path):
     ]
 
 
-def test_a_manifest_inside_a_tar_is_read_in_place(tmp_path, tone):
+@pytest.mark.parametrize("here", ["", "./"])  # as `tar -cf m.tar .` calls what it packs
+def test_a_manifest_inside_a_tar_is_read_in_place(tmp_path, tone, here):
     text = manifest(
-        [{"id": "a", "audio_filepath": "a.flac", "text": "one"}, {"audio_filepath": "b.flac", "text": "two"}]
+        [{"id": "a", "audio_filepath": "./a.flac", "text": "one"}, {"audio_filepath": "b.flac", "text": "two"}]
     )
     files = {"manifest.jsonl": text.encode(), "a.flac": flac(tone(1.0)), "b.flac": flac(tone(0.5, 880))}
-    write_tar(tmp_path / "m.tar", files)
+    write_tar(tmp_path / "m.tar", {here + name: data for name, data in files.items()})
     cuts = open_corpus(tmp_path / "m.tar")
     assert summary(cuts) == {"a": ("one", 1.0), "b.flac": ("two", 0.5)}
     assert np.abs(read_cut(cuts["b.flac"]) - tone(0.5, 880)).max() < 1e-3
@@ -234,6 +235,19 @@ def test_what_is_no_corpus_is_a_clear_error(tmp_path, name, content, message):
         open_corpus(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.flac", b"", r"no manifest\.jsonl in it"),
+        ("manifest.jsonl", b'{"source": "un", "text": "one"}', "text to text belongs into a manifest of its own"),
+    ],
+)
+def test_a_tar_without_a_manifest_of_its_sound_is_a_clear_error(tmp_path, name, content, message):
+    write_tar(tmp_path / "m.tar", {name: content})
+    with pytest.raises(ValueError, match=rf"m\.tar: {message}"):
+        open_corpus(tmp_path / "m.tar")
+
+
 def test_nothing_there_is_a_clear_error(tmp_path):
     with pytest.raises(ValueError, match="no such file or folder"):
         open_corpus(tmp_path / "nowhere")
@@ -258,7 +272,7 @@ def test_nothing_there_is_a_clear_error(tmp_path):
 def test_a_line_that_is_wrong_is_left_out_by_name_and_the_others_are_read(tmp_path, tone, caplog, line, fault):
     write(tmp_path / "a.wav", tone(1.0))
     good = json.dumps({"id": "a", "audio_filepath": "a.wav", "text": "one"})
-    (tmp_path / "m.jsonl").write_text(f"{good}\n{line}\n")
+    (tmp_path / "m.jsonl").write_text(f"{good}\n{line}\n\n")
     assert [cut.id for cut in open_corpus(tmp_path / "m.jsonl")] == ["a"]
     assert f"left out line 2: {fault}" in caplog.text and "1 of 2 utterances left out" in caplog.text
 
@@ -360,9 +374,10 @@ def test_a_speaker_may_be_a_number(tmp_path, tone):
     assert [cut.supervisions[0].speaker for cut in open_corpus(tmp_path / "m.jsonl")] == ["0", "84", None]
 
 
-def test_an_offset_is_where_the_utterance_begins(tmp_path, tone):
+@pytest.mark.parametrize("length", [{"duration": 1.0}, {}])  # without one it is what there is
+def test_an_offset_is_where_the_utterance_begins(tmp_path, tone, length):
     write(tmp_path / "a.wav", np.concatenate([tone(1.0, 300), tone(1.0, 900)]))
-    entry = {"audio_filepath": "a.wav", "text": "second", "offset": 1.0, "duration": 1.0}
+    entry = {"audio_filepath": "a.wav", "text": "second", "offset": 1.0, **length}
     (tmp_path / "m.jsonl").write_text(manifest([entry]))
     sound = read_cut(open_corpus(tmp_path / "m.jsonl")[0])
     assert len(sound) == SAMPLE_RATE
