@@ -6,8 +6,13 @@ import torch
 from asr.decode import DecodeOptions, Hypothesis, search
 from asr.decode.beam import BeamSearch
 from asr.decode.fallback import needs_fallback, search_with_fallback
+from asr.decode.phrases import Phrases
+from asr.decode.search import attention_scores
 from asr.model.config import ModelConfig
+from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
+from asr.text.tokenizer import EOS, CharTokenizer
+from tests.conftest import LETTERS
 
 
 @pytest.fixture
@@ -21,6 +26,7 @@ def model() -> Transformer:
     [
         ("it was the best of times it was the worst of times", -1.0, False),
         ("it was the best of times", -11.0, True),  # ten tokens with the end
+        ("it was the best of times", -9.5, False),
         ("la la la la la la la la la la la la la la la la la la la la la la la la", -1.0, True),
         ("", -99.0, False),
     ],
@@ -40,6 +46,20 @@ def test_only_the_doubtful_are_drawn_anew_and_what_was_drawn_last_stays(model):
     after = search_with_fallback(model, memory, lens, options, None, text)
     assert [best[0].tokens for best in after][::2] == [best[0].tokens for best in before][::2]
     assert after[1][0].tokens != before[1][0].tokens
+
+
+@pytest.mark.parametrize("beside", ["ctc_weight", "length_bonus", "language model", "phrases"])
+def test_what_is_unlikely_the_decoder_alone_says(model, monkeypatch, beside):
+    judged: list[float] = []
+    monkeypatch.setattr("asr.decode.fallback.needs_fallback", lambda text, tokens, score: judged.append(score))
+    memory, lens, options = torch.randn(1, 9, 32), torch.tensor([9]), DecodeOptions(ctc_weight=0.0, fallback=(0.5,))
+    if beside in ("ctc_weight", "length_bonus"):
+        options = replace(options, **{beside: 0.9})
+    language_model = LanguageModel(model.config).eval() if beside == "language model" else None
+    phrases = Phrases.of([["abc"]], 2.0, CharTokenizer(LETTERS), EOS) if beside == "phrases" else None
+    [[best]] = search_with_fallback(model, memory, lens, options, language_model, lambda h: "", phrases)
+    [[[*scores]]] = attention_scores(model, memory, lens, [[best]])
+    assert judged == [pytest.approx(sum(scores))] and judged != [pytest.approx(best.score)]
 
 
 def test_draws_follow_the_tempered_distribution(model):
