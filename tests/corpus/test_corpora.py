@@ -78,13 +78,14 @@ def test_provenance_beside_sound_is_no_text(tmp_path, tone):
     assert input_kind(cut) == "sound"
 
 
-def test_texts_without_names_are_called_by_file_and_line(tmp_path):
+def test_texts_without_names_are_called_by_file_and_line(tmp_path, caplog):
     for name in ("a.jsonl", "b.jsonl"):
-        (tmp_path / name).write_text(json.dumps({"source": "un", "text": "one"}))
+        (tmp_path / name).write_text(manifest({"source": source, "text": "one"} for source in ("un", " ")))
     assert [cut.id for cut in open_corpus([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])] == [
         "a.jsonl line 1",
         "b.jsonl line 1",
     ]
+    assert "left out b.jsonl line 2" in caplog.text and "an empty source" in caplog.text
 
 
 @pytest.mark.parametrize("here", ["", "./"])  # as `tar -cf m.tar .` calls what it packs
@@ -101,10 +102,12 @@ def test_a_manifest_inside_a_tar_is_read_in_place(tmp_path, tone, here):
 
 def test_several_utterances_of_one_file(tmp_path, tone):
     """As NeMo writes them: no id, but an offset."""
-    write(tmp_path / "a.wav", tone(3.0))
+    write(tmp_path / "a.wav", tone(3.05))
     entries = [{"audio_filepath": "a.wav", "text": "one", "offset": float(i), "duration": 1.0} for i in range(3)]
     (tmp_path / "m.jsonl").write_text(manifest(entries))
-    assert list(summary(open_corpus(tmp_path / "m.jsonl"))) == ["a.wav-0.0", "a.wav-1.0", "a.wav-2.0"]
+    cuts = open_corpus(tmp_path / "m.jsonl")
+    assert list(summary(cuts)) == ["a.wav-0.0", "a.wav-1.0", "a.wav-2.0"]
+    assert [len(samples) for _, samples in iterate(cuts)] == 3 * [SAMPLE_RATE]
 
 
 def test_the_header_of_a_file_is_read_once_for_all_of_its_utterances(tmp_path, tone, monkeypatch):
@@ -209,6 +212,7 @@ def test_a_sound_that_ends_before_its_transcript_is_left_out(tmp_path, tone, cap
         "rounded": {"duration": 1.05},
         "torn": {"duration": 4.0},
         "late": {"offset": 0.5, "duration": 2},
+        "later": {"offset": 0.8, "duration": 0.5},
     }
     (tmp_path / "m.jsonl").write_text(manifest([{**entry, "id": name, **part} for name, part in parts.items()]))
     assert [cut.id for cut in open_corpus(tmp_path / "m.jsonl")] == ["whole", "rounded"]
