@@ -32,6 +32,7 @@ from asr.text.words import join_words
 
 logger = logging.getLogger(__name__)
 
+REST = 2.0  # times as long as a draft took that others have before the next
 NEVER = 86_400.0  # seconds of silence that end nothing
 MOST_BYTES = 2 * 2**20  # of sound that wait for the recogniser; then the client has to
 SLOWEST = 60.0  # seconds that a client may take to read an event
@@ -226,7 +227,8 @@ class Connection:
         decode = partial(self.shared.recognize, gone=self.gone)
         segments: list[Segment] = []
         try:
-            for heard in listen(own, self._sound(mark.settings.rate), drafter, pause=silence, decode=decode):
+            sound = self._sound(mark.settings.rate)
+            for heard in listen(own, sound, drafter, pause=silence, decode=decode, rest=REST):
                 segments += heard.segments
                 if pause and heard.start is not None:
                     self._add(begin + heard.start, heard.settled)

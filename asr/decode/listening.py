@@ -27,7 +27,6 @@ from asr.text.words import join_words
 
 EVERY = 0.5  # seconds of new sound between two drafts, at least
 TURN = 0.1  # and between two looks for a pause
-SHARE = 2  # as many times as long as a draft took is the time to the next: others want to be heard, too
 PAUSE = 0.5  # seconds of silence that end a piece
 DRAFTS = ("rescore", "greedy", "ctc")  # strategies of drafts
 
@@ -51,14 +50,16 @@ def listen(
     every: float = EVERY,
     pause: float = PAUSE,
     decode: Decode = Recognizer.recognize,
+    rest: float = 0.0,
 ) -> Iterator[Heard]:
     """What is heard in sound that comes in blocks of any size: samples `(N,)` at 16 kHz, in the forms that
     `Recognizer.transcribe` takes. A piece ends in `pause` seconds of silence, and is then heard for good.
 
-    `drafter` (`drafter_of`) says before that what is being said, every `every` seconds, or less often where it is slow.
-    `blocks` is asked for the next when the last was worked on, and should then give all that has come in (`drained`).
-    `decode` gives the hypotheses of a batch of pieces (`SharedRecognizer.recognize`). Raises ValueError for a model
-    that does not hear sound, or for times that cannot be; AudioError for samples that cannot."""
+    `drafter` (`drafter_of`) says before that what is being said, every `every` seconds, or less often where it is slow;
+    after a draft there is none for `rest` times as long as it took, for others to be heard. `blocks` is asked for the
+    next when the last was worked on, and should then give all that has come in (`drained`). `decode` gives the
+    hypotheses of a batch of pieces (`SharedRecognizer.recognize`). Raises ValueError for a model that does not hear
+    sound, or for times that cannot be; AudioError for samples that cannot."""
     if recognizer.takes != "sound":
         raise ValueError(f"this model takes {recognizer.takes}, not sound")
     if not MARGIN <= pause < math.inf:
@@ -77,7 +78,7 @@ def listen(
         if drafter and new >= wanted and not last:
             piece, began = Piece(cutter.start / SAMPLE_RATE, cutter.rest), time.monotonic()
             [found] = decode(drafter, [piece.samples])
-            new, wanted = 0.0, max(every, SHARE * (time.monotonic() - began))
+            new, wanted = 0.0, max(every, rest * (time.monotonic() - began))
             if draft.is_news([word.text for part in drafter.segments(piece, found) for word in part.words]):
                 yield Heard([], piece.start, draft.settled, draft.tentative)
 

@@ -25,9 +25,8 @@ TURNS = np.concatenate([noise(2.0, 1), SILENCE, noise(1.5, 2), SILENCE, noise(1.
 
 @pytest.fixture
 def recognizer(tiny_model, noise_is_heard, monkeypatch) -> Recognizer:
-    """It takes what is loud for speech, and no time for a draft."""
+    """It takes what is loud for speech."""
     monkeypatch.setattr(listening, "SpeechDetector", lambda: loudness)
-    monkeypatch.setattr(listening, "SHARE", 0)
     with torch.no_grad():
         tiny_model.transformer.ctc.weight.mul_(20)
     return Recognizer(tiny_model, DecodeOptions(beam_size=3), precision="float32", piece_seconds=4, word_times=True)
@@ -60,9 +59,8 @@ def test_drafts_are_of_the_piece_so_far(recognizer):
     assert any(whole.endswith(heard.tentative) and heard.tentative for heard in drafts if heard.start == 0.0)
 
 
-def test_a_slow_draft_leaves_as_much_time_to_others(recognizer, monkeypatch):
+def test_a_slow_draft_leaves_time_to_others(recognizer, monkeypatch):
     drafter, now, drafts = drafter_of(recognizer, "ctc"), [0.0], []
-    monkeypatch.setattr(listening, "SHARE", 2)
     monkeypatch.setattr(listening, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def decode(own: Recognizer, inputs: list[np.ndarray]):
@@ -71,7 +69,7 @@ def test_a_slow_draft_leaves_as_much_time_to_others(recognizer, monkeypatch):
             now[0] += drafts[-1] / 2
         return own.recognize(inputs)
 
-    list(listen(recognizer, in_blocks(noise(3.9), 2000), drafter, decode=decode))
+    list(listen(recognizer, in_blocks(noise(3.9), 2000), drafter, decode=decode, rest=2.0))
     assert drafts == pytest.approx([0.5, 1.0, 2.0])  # the next would be at 4
 
 
