@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import json
 import logging
@@ -79,6 +78,7 @@ class Settings:
             keywords = _fields("transcription", given["transcription"], "keywords").get("keywords") or ()
             if not isinstance(keywords, list | tuple) or not all(isinstance(word, str) for word in keywords):
                 raise ValueError("keywords must be a list of texts")
+            "".join(keywords).encode()  # halves of characters are no text
             settings = replace(settings, keywords=tuple(word for word in keywords if word.strip()))
         return settings
 
@@ -179,7 +179,7 @@ class Connection:
                 self._mark("update", settings, recognizer)
             else:
                 raise ValueError(f"{kind}: not an event that is known here")
-        except (ValueError, KeyError, TypeError, binascii.Error) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             said = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
             answered = event.get("event_id") if isinstance(event, dict) else None
             await self._send("error", error={"type": "invalid_request_error", "message": said, "event_id": answered})
@@ -201,7 +201,8 @@ class Connection:
         return {"id": self.id, **(settings or self.last.settings).described(self.name)}
 
     async def _send(self, kind: str, **fields: Any) -> None:
-        await self.socket.send_json({"type": kind, "event_id": f"event_{uuid.uuid4().hex}", **fields})
+        event = {"type": kind, "event_id": f"event_{uuid.uuid4().hex}", **fields}
+        await self.socket.send_text(json.dumps(event))  # in ASCII: what a client is quoted may be half a character
 
     # what follows is done by the thread that hears
 

@@ -170,6 +170,8 @@ def test_keywords_are_phrases(client, served):
         ("{", "Expecting property name"),
         ("[]", "list indices must be"),
         (b"\0\0", "Expecting value"),
+        ("[" * 100_000, "maximum recursion depth"),
+        ('{"type": "\\ud800"}', "\ud800: not an event that is known here"),
         ("{}", "type is missing"),
         ({"type": "response.create"}, "response.create: not an event that is known here"),
         ({"type": "input_audio_buffer.append", "audio": "§"}, "ASCII"),
@@ -208,6 +210,7 @@ def test_an_event_that_cannot_be_is_an_error_and_the_session_goes_on(client, ser
         ),
         ({"turn_detection": {"silence_duration_ms": 100}}, "must lie between 200 and 60000, not 100"),
         ({"transcription": {"keywords": "Ghibli"}}, "keywords must be a list of texts"),
+        ({"transcription": {"keywords": ["\ud800"]}}, "surrogates not allowed"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(audio, said):
