@@ -26,17 +26,19 @@ from asr.audio.reading import SAMPLE_RATE, resampled
 from asr.decode import Recognizer, Segment
 from asr.decode.listening import PAUSE, drafter_of, drained, listen
 from asr.decode.segments import MARGIN
-from asr.decode.sharing import SharedRecognizer
+from asr.decode.sharing import Abandoned, SharedRecognizer
 from asr.text.words import join_words
 
 logger = logging.getLogger(__name__)
 
 REST = 2.0  # times as long as a draft took that others have before the next
 NEVER = 86_400.0  # seconds of silence that end nothing
-MOST_BYTES = 2 * 2**20  # of sound that wait for the recogniser; then the client has to
+# of a client, that wait for the recogniser: bytes of sound, its blocks, and ends of stretches (which may have phrases)
+MOST_BYTES, MOST_BLOCKS, MOST_MARKS = 32 * 2**20, 50_000, 32
+QUOTED = 200  # letters of what a client has sent
 SLOWEST = 60.0  # seconds that a client may take to read an event
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
-INTERNAL_ERROR, TRY_AGAIN_LATER = 1011, 1013  # why a WebSocket is closed
+TOO_MUCH, INTERNAL_ERROR, TRY_AGAIN_LATER = 1008, 1011, 1013  # why a WebSocket is closed
 # clients send them, whatever it is that serves them
 WITHOUT_EFFECT = {
     "session": ("include", "model"),
@@ -44,6 +46,10 @@ WITHOUT_EFFECT = {
     "transcription": ("model", "language", "languages", "prompt", "delay"),
     "turn_detection": ("threshold", "prefix_padding_ms", "create_response", "interrupt_response"),
 }
+
+
+class _Behind(Exception):
+    """The client is too far ahead of the recogniser."""
 
 
 class _Cleared(Exception):
@@ -68,14 +74,14 @@ class Settings:
         settings = self
         if "format" in given:
             form = _fields("format", given["format"], "type", "rate")
-            rate = form.get("rate", 24_000)
+            rate = form.get("rate", self.rate)
             if form.get("type") != "audio/pcm" or not isinstance(rate, int) or not 8_000 <= rate <= 48_000:
                 raise ValueError("format must be audio/pcm with a rate between 8000 and 48000")
             settings = replace(settings, rate=rate)
         if "turn_detection" in given:
             settings = replace(settings, pause=_pause(given["turn_detection"]))
-        if given.get("transcription"):
-            keywords = _fields("transcription", given["transcription"], "keywords").get("keywords") or ()
+        if "keywords" in _fields("transcription", given.get("transcription") or {}, "keywords"):
+            keywords = given["transcription"]["keywords"] or ()
             if not isinstance(keywords, list | tuple) or not all(isinstance(word, str) for word in keywords):
                 raise ValueError("keywords must be a list of texts")
             "".join(keywords).encode()  # halves of characters are no text
@@ -105,7 +111,9 @@ def _fields(name: str, given: Any, *known: str) -> dict[str, Any]:
     """Raises ValueError for what is no object, or a field that is not known."""
     if not isinstance(given, dict):
         raise ValueError(f"{name} must be an object")
-    if unknown := next((field for field in given if field not in (*known, *WITHOUT_EFFECT.get(name, ()))), None):
+    if (
+        unknown := next((field for field in given if field not in (*known, *WITHOUT_EFFECT.get(name, ()))), None)
+    ) is not None:
         raise ValueError(f"{name} has no {unknown}")
     return given
 
@@ -136,115 +144,126 @@ class Connection:
         self.marks: queue.SimpleQueue[_Mark] = queue.SimpleQueue()  # one for each None in the inbox
         self.put = self.taken = 0  # bytes, into the inbox and out of it
         self.gone = threading.Event()
-        self.last = self.mark = _Mark("update", Settings(), shared.recognizer)  # sent, and heard
-        self.is_empty = True  # whether nothing has come since the last mark
+        self.asked = self.reached = _Mark("update", Settings(), shared.recognizer)  # the last of the client, and heard
+        self.is_empty = True  # whether no sound has come since the last mark
         self.seconds = 0.0  # that were heard
         self.item: str | None = None  # that is being spoken
         self.told = ""  # of its text
         self.previous: str | None = None  # item
 
     async def run(self, threads: Executor) -> None:
-        """Until the client goes."""
+        """Until the client goes, is too slow or too quick, or cannot be heard any more."""
         self.loop = asyncio.get_running_loop()
-        await self._send("session.created", session=self._session())
+        events = asyncio.create_task(self._take_events())
         work = self.loop.run_in_executor(threads, self._hear)
         try:
-            while True:
-                await self._take(await self.socket.receive())
-        except WebSocketDisconnect:
-            pass
+            await asyncio.wait([events, work], return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.gone.set()
             self.inbox.put(None)
-            await work
+            events.cancel()
+            ends = await asyncio.gather(events, work, return_exceptions=True)
+        for error in ends:
+            if isinstance(error, Exception) and not isinstance(error, WebSocketDisconnect | Abandoned):
+                await self._close(error)
+
+    async def _close(self, error: Exception) -> None:
+        code, kind, said = INTERNAL_ERROR, "server_error", "the server failed, and has logged why"
+        if isinstance(error, _Behind):
+            code, kind, said = TOO_MUCH, "invalid_request_error", str(error)
+        elif isinstance(error, asyncio.TimeoutError | TimeoutError):
+            said = f"an event could not be sent within {SLOWEST:g} s"
+        else:
+            logger.error("a realtime session failed", exc_info=error)
+        with contextlib.suppress(Exception):
+            await self._send("error", error={"type": kind, "message": said})
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self.socket.close(code), SLOWEST)
+
+    async def _take_events(self) -> None:
+        await self._send("session.created", session=self._session(self.asked.settings))
+        while True:
+            await self._take(await self.socket.receive())
 
     async def _take(self, message: Mapping[str, Any]) -> None:
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message["code"])
+        blocks, marks = self.inbox.qsize(), self.marks.qsize()
+        if self.put - self.taken > MOST_BYTES or blocks > MOST_BLOCKS or marks > MOST_MARKS:
+            raise _Behind("what was sent is too far ahead of what is heard")
         event: Any = None
         try:
             event = json.loads(message.get("text") or "")
             kind = event["type"]
             if kind == "input_audio_buffer.append":
-                await self._put(base64.b64decode(event["audio"], validate=True))
+                self._put(base64.b64decode(event["audio"], validate=True))
             elif kind == "input_audio_buffer.commit":
                 if self.is_empty:
                     raise ValueError("input_audio_buffer.commit: there is no audio in the buffer")
-                self._mark("commit")
+                self._end_stretch("commit", self.asked.settings, self.asked.recognizer)
             elif kind == "input_audio_buffer.clear":
-                self._mark("clear")
+                self._end_stretch("clear", self.asked.settings, self.asked.recognizer)
             elif kind == "session.update":
-                settings = self.last.settings.updated(event["session"])
+                settings = self.asked.settings.updated(event["session"])
                 recognizer = await asyncio.to_thread(self.with_phrases, settings.keywords)
-                self._mark("update", settings, recognizer)
+                self._end_stretch("update", settings, recognizer)
             else:
-                raise ValueError(f"{kind}: not an event that is known here")
+                raise ValueError(f"{str(kind)[:QUOTED]}: not an event that is known here")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            said = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+            said = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)[: 2 * QUOTED]
             answered = event.get("event_id") if isinstance(event, dict) else None
+            answered = answered[:QUOTED] if isinstance(answered, str) else None
             await self._send("error", error={"type": "invalid_request_error", "message": said, "event_id": answered})
 
-    async def _put(self, block: bytes) -> None:
-        while self.put - self.taken > MOST_BYTES and not self.gone.is_set():
-            await asyncio.sleep(0.05)
-        self.inbox.put(block)
-        self.put += len(block)
-        self.is_empty = False
+    def _put(self, block: bytes) -> None:
+        if block:
+            self.inbox.put(block)
+            self.put += len(block)
+            self.is_empty = False
 
-    def _mark(self, kind: str, settings: Settings | None = None, recognizer: Recognizer | None = None) -> None:
-        self.last = _Mark(kind, settings or self.last.settings, recognizer or self.last.recognizer)
-        self.marks.put(self.last)
+    def _end_stretch(self, kind: str, settings: Settings, recognizer: Recognizer) -> None:
+        self.asked = _Mark(kind, settings, recognizer)
+        self.marks.put(self.asked)
         self.inbox.put(None)
         self.is_empty = True
 
-    def _session(self, settings: Settings | None = None) -> dict[str, Any]:
-        return {"id": self.id, **(settings or self.last.settings).described(self.name)}
+    def _session(self, settings: Settings) -> dict[str, Any]:
+        return {"id": self.id, **settings.described(self.name)}
 
     async def _send(self, kind: str, **fields: Any) -> None:
         event = {"type": kind, "event_id": f"event_{uuid.uuid4().hex}", **fields}
-        await self.socket.send_text(json.dumps(event))  # in ASCII: what a client is quoted may be half a character
+        text = json.dumps(event)  # in ASCII: what a client is quoted may be half a character
+        await asyncio.wait_for(self.socket.send_text(text), SLOWEST)
 
     # what follows is done by the thread that hears
 
     def _hear(self) -> None:
-        try:
-            mark = self.last
-            while not self.gone.is_set():
-                mark = self._hear_until_mark(mark)
-        except Exception as error:
-            if not self.gone.is_set():
-                if not isinstance(error, WebSocketDisconnect | TimeoutError):
-                    logger.exception("a realtime session failed")
-                    said = {"type": "server_error", "message": "the server failed, and has logged why"}
-                    with contextlib.suppress(Exception):
-                        self._tell("error", error=said)
-                asyncio.run_coroutine_threadsafe(self.socket.close(INTERNAL_ERROR), self.loop)
-        self.gone.set()
+        while not self.gone.is_set():
+            try:
+                self._hear_stretch(self.reached)
+            except _Cleared:
+                self.item = None
+                if not self.gone.is_set():
+                    self._tell("input_audio_buffer.cleared")
+            if self.reached.kind == "update" and not self.gone.is_set():
+                self._tell("session.updated", session=self._session(self.reached.settings))
 
-    def _hear_until_mark(self, mark: _Mark) -> _Mark:
+    def _hear_stretch(self, mark: _Mark) -> None:
         """Hears and tells, with the settings of the last mark, what comes before the next."""
         begin, own, pause = self.seconds, mark.recognizer, mark.settings.pause
         drafter, silence = (drafter_of(own), pause) if pause else (None, NEVER)
-        decode = partial(self.shared.recognize, gone=self.gone)
+        decode, sound = partial(self.shared.recognize, gone=self.gone), self._sound(mark.settings.rate)
         segments: list[Segment] = []
-        try:
-            sound = self._sound(mark.settings.rate)
-            for heard in listen(own, sound, drafter, pause=silence, decode=decode, rest=REST):
-                segments += heard.segments
-                if pause and heard.start is not None:
-                    self._add(begin + heard.start, heard.settled)
-                elif pause and (segments or self.item):
-                    self._complete(begin, segments)
-                    segments = []
-            if not pause and self.mark.kind == "commit":
+        before = self.previous
+        for heard in listen(own, sound, drafter, pause=silence, decode=decode, rest=REST):
+            segments += heard.segments
+            if pause and heard.start is not None:
+                self._add(begin + heard.start, heard.settled)
+            elif pause and (segments or self.item):
                 self._complete(begin, segments)
-        except _Cleared:
-            self.item = None
-            if not self.gone.is_set():
-                self._tell("input_audio_buffer.cleared")
-        if self.mark.kind == "update" and not self.gone.is_set():
-            self._tell("session.updated", session=self._session(self.mark.settings))
-        return self.mark
+                segments = []
+        if self.reached.kind == "commit" and (not pause or self.previous == before):
+            self._complete(begin, segments)  # also of silence: the client waits for an answer
 
     def _sound(self, rate: int) -> Iterator[np.ndarray]:
         """What the client sends, up to its next mark."""
@@ -254,8 +273,8 @@ class Connection:
             self.seconds += len(samples) / SAMPLE_RATE
             yield samples
         if not self.gone.is_set():
-            self.mark = self.marks.get()
-        if self.gone.is_set() or self.mark.kind == "clear":
+            self.reached = self.marks.get()
+        if self.gone.is_set() or self.reached.kind == "clear":
             raise _Cleared
 
     def _taken(self) -> Iterator[np.ndarray]:
@@ -285,4 +304,4 @@ class Connection:
         self.previous = item
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        asyncio.run_coroutine_threadsafe(self._send(kind, **fields), self.loop).result(SLOWEST)
+        asyncio.run_coroutine_threadsafe(self._send(kind, **fields), self.loop).result(2 * SLOWEST)

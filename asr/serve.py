@@ -12,7 +12,7 @@ import sys
 
 from asr.commands import add_decoding_options, guarded, load_recognizer
 
-LARGEST_EVENT = 2**20  # bytes of a realtime one
+LARGEST_EVENT = 16 * 2**20  # bytes of a realtime one
 
 
 def parser() -> argparse.ArgumentParser:

@@ -3,9 +3,9 @@
 import asyncio
 import base64
 import json
+import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -124,19 +124,38 @@ def test_without_turn_detection_the_client_commits(client, served):
     assert events[-1]["transcript"] == heard(served, noise(0.7, 2))
 
 
-def test_a_client_that_is_faster_than_the_recogniser_has_to_wait(client, served, monkeypatch):
-    monkeypatch.setattr("asr.realtime.MOST_BYTES", 20_000)
-    waited = []
-    sleep = asyncio.sleep
+@pytest.mark.parametrize(
+    ("most", "event"),
+    [
+        ("MOST_BYTES", {"type": "input_audio_buffer.append", "audio": "AAAA" * 10}),
+        ("MOST_BLOCKS", {"type": "input_audio_buffer.append", "audio": "AAAA"}),
+        ("MOST_MARKS", {"type": "session.update", "session": {}}),
+    ],
+)
+def test_who_is_too_far_ahead_of_what_is_heard_is_told(client, monkeypatch, most, event):
+    monkeypatch.setattr(f"asr.realtime.{most}", 5)
+    go_on = threading.Event()
+    monkeypatch.setattr(Connection, "_tell", lambda self, kind, **fields: go_on.wait(30))  # the thread is at work
+    client.say("input_audio_buffer.clear")
+    for _ in range(20):
+        client.connection.send(json.dumps(event))
+    threading.Timer(0.5, go_on.set).start()
+    assert client.hear()[-1]["error"]["message"] == "what was sent is too far ahead of what is heard"
+    with pytest.raises(ConnectionClosed) as closed:
+        client.connection.recv(timeout=30)
+    assert closed.value.rcvd.code == 1008
 
-    async def slept(seconds: float) -> None:
-        waited.append(seconds)
-        await sleep(0.001)
 
-    monkeypatch.setattr("asr.realtime.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": slept}))
-    client.speak(np.concatenate([noise(0.8), np.tile(SILENCE, 6)]))
+def test_an_empty_append_is_no_audio(client):
+    client.say("input_audio_buffer.append", audio="")
     client.say("input_audio_buffer.commit")
-    assert client.completed()[-1]["transcript"] == heard(served, noise(0.8)) and waited
+    assert "there is no audio in the buffer" in client.hear()[-1]["error"]["message"]
+
+
+def test_a_commit_of_silence_is_answered(client):
+    client.speak(SILENCE)
+    client.say("input_audio_buffer.commit")
+    assert client.completed()[-1]["transcript"] == ""
 
 
 def test_a_commit_ends_what_is_being_said(client, served):
@@ -169,6 +188,7 @@ def test_keywords_are_phrases(client, served):
     [
         ("{", "Expecting property name"),
         ("[]", "list indices must be"),
+        ({"type": "session.update", "session": {"": 1}}, "session has no "),
         (b"\0\0", "Expecting value"),
         ("[" * 100_000, "maximum recursion depth"),
         ('{"type": "\\ud800"}', "\ud800: not an event that is known here"),
@@ -197,6 +217,14 @@ def test_an_event_that_cannot_be_is_an_error_and_the_session_goes_on(client, ser
     client.speak(noise(0.8))
     client.say("input_audio_buffer.commit")
     assert client.completed()[-1]["transcript"] == heard(served, noise(0.8))
+
+
+def test_what_an_update_does_not_name_stays_as_it_was():
+    audio = {"format": {"type": "audio/pcm", "rate": 8000}, "transcription": {"keywords": ["Ghibli"]}}
+    settings = Settings().updated({"audio": {"input": audio | {"turn_detection": None}}})
+    assert settings == Settings(8000, None, ("Ghibli",))
+    again = {"format": {"type": "audio/pcm"}, "transcription": {"language": "en"}, "noise_reduction": None}
+    assert settings.updated({"audio": {"input": again}}) == settings
 
 
 @pytest.mark.parametrize(
@@ -279,6 +307,7 @@ def test_who_does_not_read_is_gone(address, monkeypatch):
         client = Client(connection)
         client.hear("session.created")
         client.say("input_audio_buffer.clear")
+        assert client.hear()[-1]["error"]["message"] == "an event could not be sent within 0.1 s"
         with pytest.raises(ConnectionClosed) as closed:
-            client.hear("never")
+            connection.recv(timeout=30)
         assert closed.value.rcvd.code == 1011

@@ -7,7 +7,6 @@ Translation by Partial Hypothesis Selection").
 
 from __future__ import annotations
 
-import contextlib
 import math
 import queue
 import time
@@ -28,6 +27,7 @@ from asr.text.words import join_words
 EVERY = 0.5  # seconds of new sound between two drafts, at least
 TURN = 0.1  # and between two looks for a pause
 PAUSE = 0.5  # seconds of silence that end a piece
+MOST_BYTES = 2**20  # of sound that are worked on at a time
 DRAFTS = ("rescore", "greedy", "ctc")  # strategies of drafts
 
 Decode = Callable[[Recognizer, list[np.ndarray]], list[list[Hypothesis]]]
@@ -134,14 +134,17 @@ def _turns(blocks: Iterable[np.ndarray], least: int, most: int) -> Iterator[tupl
 
 def drained(inbox: queue.Queue[bytes | None]) -> Iterator[np.ndarray]:
     """Samples `(N,)`, float32, of raw ones of 16 bits (little-endian, one channel), whose bytes another thread puts in:
-    all that it has put in since the last time, as one block. None ends them."""
-    waiting: list[bytes | None] = []
-    odd = b""  # of a sample that has come by half
-    while waiting[-1:] != [None]:
-        waiting = [inbox.get()]
-        with contextlib.suppress(queue.Empty):
-            while waiting[-1] is not None:
-                waiting.append(inbox.get_nowait())
-        raw = odd + b"".join(block for block in waiting if block is not None)
-        odd = raw[len(raw) // 2 * 2 :]
+    all that it has put in since the last time, as one block of hardly more than `MOST_BYTES`. None ends them."""
+    raw, block = b"", b""
+    while block is not None:
+        waiting, size = [raw], 0  # of a sample the first half may have come
+        block = inbox.get()
+        while block is not None:
+            waiting.append(block)
+            size += len(block)
+            if size >= MOST_BYTES or inbox.empty():
+                break
+            block = inbox.get()
+        raw = b"".join(waiting)
         yield np.frombuffer(raw, "<i2", len(raw) // 2).astype(np.float32) / 32768
+        raw = raw[len(raw) // 2 * 2 :]

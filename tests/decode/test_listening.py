@@ -166,6 +166,14 @@ def test_what_has_come_in_meanwhile_is_one_block():
     assert list(blocks) == []
 
 
+def test_of_much_that_has_come_in_so_much_is_taken_at_a_time(monkeypatch):
+    monkeypatch.setattr(listening, "MOST_BYTES", 10)
+    inbox: queue.Queue[bytes | None] = queue.Queue()
+    for block in (b"\0" * 6, b"\0" * 7, b"\0" * 30, b"\0", None):
+        inbox.put(block)
+    assert [len(block) for block in drained(inbox)] == [6, 15, 1]
+
+
 def test_blocks_are_heard_in_whatever_form_a_recording_may_have(recognizer):
     whole = (TURNS * 32767).astype(np.int16)
     expected = [s for heard in listen(recognizer, in_blocks(whole / 32768, 1000)) for s in heard.segments]
