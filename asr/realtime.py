@@ -144,12 +144,14 @@ class Connection:
         self.marks: queue.SimpleQueue[_Mark] = queue.SimpleQueue()  # one for each None in the inbox
         self.put = self.taken = 0  # bytes, into the inbox and out of it
         self.gone = threading.Event()
-        self.asked = self.reached = _Mark("update", Settings(), shared.recognizer)  # the last of the client, and heard
+        # the last mark that came, and the last that was heard
+        self.asked = self.reached = _Mark("update", Settings(), shared.recognizer)
         self.is_empty = True  # whether no sound has come since the last mark
         self.seconds = 0.0  # that were heard
         self.item: str | None = None  # that is being spoken
         self.told = ""  # of its text
-        self.previous: str | None = None  # item
+        self.previous: str | None = None  # item, and that before the last mark that was heard
+        self.before_mark: str | None = None
 
     async def run(self, threads: Executor) -> None:
         """Until the client goes, is too slow or too quick, or cannot be heard any more."""
@@ -254,7 +256,6 @@ class Connection:
         drafter, silence = (drafter_of(own), pause) if pause else (None, NEVER)
         decode, sound = partial(self.shared.recognize, gone=self.gone), self._sound(mark.settings.rate)
         segments: list[Segment] = []
-        before = self.previous
         for heard in listen(own, sound, drafter, pause=silence, decode=decode, rest=REST):
             segments += heard.segments
             if pause and heard.start is not None:
@@ -262,7 +263,7 @@ class Connection:
             elif pause and (segments or self.item):
                 self._complete(begin, segments)
                 segments = []
-        if self.reached.kind == "commit" and (not pause or self.previous == before):
+        if self.reached.kind == "commit" and self.previous == self.before_mark:
             self._complete(begin, segments)  # also of silence: the client waits for an answer
 
     def _sound(self, rate: int) -> Iterator[np.ndarray]:
@@ -273,7 +274,7 @@ class Connection:
             self.seconds += len(samples) / SAMPLE_RATE
             yield samples
         if not self.gone.is_set():
-            self.reached = self.marks.get()
+            self.reached, self.before_mark = self.marks.get(), self.previous
         if self.gone.is_set() or self.reached.kind == "clear":
             raise _Cleared
 

@@ -153,9 +153,13 @@ def test_an_empty_append_is_no_audio(client):
 
 
 def test_a_commit_of_silence_is_answered(client):
-    client.speak(SILENCE)
-    client.say("input_audio_buffer.commit")
-    assert client.completed()[-1]["transcript"] == ""
+    for before in (SILENCE, np.concatenate([noise(0.8), SILENCE])):
+        client.speak(before)
+        if before.any():
+            assert client.completed()[-1]["transcript"]  # by its pause
+            client.speak(SILENCE)
+        client.say("input_audio_buffer.commit")
+        assert client.completed()[-1]["transcript"] == ""
 
 
 def test_a_commit_ends_what_is_being_said(client, served):
