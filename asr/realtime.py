@@ -111,10 +111,9 @@ def _fields(name: str, given: Any, *known: str) -> dict[str, Any]:
     """Raises ValueError for what is no object, or a field that is not known."""
     if not isinstance(given, dict):
         raise ValueError(f"{name} must be an object")
-    if (
-        unknown := next((field for field in given if field not in (*known, *WITHOUT_EFFECT.get(name, ()))), None)
-    ) is not None:
-        raise ValueError(f"{name} has no {unknown}")
+    unknown = [field for field in given if field not in (*known, *WITHOUT_EFFECT.get(name, ()))]
+    if unknown:
+        raise ValueError(f"{name} has no {unknown[0]}")
     return given
 
 

@@ -45,7 +45,7 @@ class Clock:
         return time.perf_counter() - self.began + self.ahead
 
     def blocks(self) -> Iterator:
-        """What has come in since the last time."""
+        """What has come in since the last time, `every` seconds at least: up to so much later than a pipe would."""
         done, rate = 0, 16_000
         while done < len(self.sound):
             self.ahead += max(0.0, done / rate + self.every - self.now)

@@ -87,7 +87,8 @@ class SharedRecognizer:
     def recognize(
         self, own: Recognizer, inputs: list[np.ndarray], gone: threading.Event | None = None
     ) -> list[list[Hypothesis]]:
-        """`Recognizer.recognize` of one with options of its own."""
+        """`Recognizer.recognize` of `own`, which has the options of this request, in the batches of all. Raises
+        Abandoned for what has not been decoded when `gone` is set, and whatever decoding raises."""
         calls = [Call(own, samples, gone or threading.Event()) for samples in inputs]
         self._ask(calls)
         return [call.found.result() for call in calls]
