@@ -134,9 +134,15 @@ def test_without_turn_detection_the_client_commits(client, served):
 )
 def test_who_is_too_far_ahead_of_what_is_heard_is_told(client, monkeypatch, most, event):
     monkeypatch.setattr(f"asr.realtime.{most}", 5)
-    go_on = threading.Event()
-    monkeypatch.setattr(Connection, "_tell", lambda self, kind, **fields: go_on.wait(30))  # the thread is at work
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def tell(self, kind: str, **fields) -> None:
+        at_work.set()
+        go_on.wait(30)
+
+    monkeypatch.setattr(Connection, "_tell", tell)
     client.say("input_audio_buffer.clear")
+    assert at_work.wait(30)
     for _ in range(20):
         client.connection.send(json.dumps(event))
     threading.Timer(0.5, go_on.set).start()
