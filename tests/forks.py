@@ -56,8 +56,11 @@ def programs() -> Iterator[Path]:
 def serve(address: str) -> None:
     """Forks for each that connects, until it is killed."""
     import jiwer  # noqa: F401
+    import matplotlib.backends.backend_svg
     import matplotlib.figure  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401
 
+    import asr.composition
     import asr.corpus.__main__
     import asr.training.language_model
     import asr.training.run  # noqa: F401
