@@ -145,7 +145,7 @@ def _images(draw: Callable[[int, int], Figure], which: Iterable[tuple[int, int]]
         figure = draw(layer, head)
         (axes,) = figure.axes
         if place:
-            figure.set_layout_engine("none")
+            figure.set_layout_engine(None)
             axes.set_position(place)
         yield _image(figure, f' data-layer="{layer}" data-head="{head}" hidden')
         place = axes.get_position()
