@@ -45,7 +45,7 @@ def hears_something(ctc_log_probs: Tensor, lens: Tensor) -> Tensor:
     `(B, M, V)`, `(B,)`."""
     likeliest, label = ctc_log_probs.max(dim=-1)
     heard = (label != BLANK) & (likeliest > math.log(HEARD))
-    return heard.masked_fill(length_mask(lens, heard.shape[1])[:, 0, 0], False).any(dim=1)
+    return (heard & ~length_mask(lens, heard.shape[1])[:, 0, 0]).any(dim=1)
 
 
 @dataclass(frozen=True)

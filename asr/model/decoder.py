@@ -109,7 +109,7 @@ class Decoder(TokenStack):
         nothing = (memory_lens == 0)[:, None, None, None]  # to attend to, which gives zeros
         cross = [(K, V.masked_fill(nothing, 0.0)) for K, V in cross]
         like = cross[0][0]  # autocast's keys are of another type than the memory
-        past = AttentionCache.empty(self.config, len(self.layers), len(memory), width, like)
+        past = AttentionCache.empty(self.config, len(self.layers), memory.shape[0], width, like)
         return DecoderState(past, cross, additive_mask(length_mask(memory_lens, memory.shape[1]), like.dtype))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:

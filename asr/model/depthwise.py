@@ -1,4 +1,4 @@
-"""The depthwise convolution of a Conformer, an operator of its own in compiled layers.
+"""The depthwise convolution of a Conformer, an operator of its own in compiled layers, though not in exported graphs.
 
 What inductor makes of a convolution's backward pass holds for one length alone (torch 2.11 and 2.13): a layer would be
 compiled for each, and after the eighth not at all. An operator it takes as it is.
@@ -15,7 +15,8 @@ def depthwise_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     type -> `(B, L, D)`; zeros stand around it.
 
     In two dimensions and channels-last, which is how x lies: twice as fast on a CPU and, in half precision, a GPU."""
-    return (_operator if torch.compiler.is_compiling() else _convolve)(x, weight, bias)
+    is_compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return (_operator if is_compiling else _convolve)(x, weight, bias)
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
