@@ -105,7 +105,8 @@ def tiny_model(tiny_config) -> SpeechModel:
 @pytest.fixture
 def noise_is_heard(monkeypatch) -> None:
     """Random weights are sure of nothing, and would be silent."""
-    monkeypatch.setattr("asr.decode.recognizer.hears_something", lambda log_probs, lens: lens > 0)
+    for module in ("recognizer", "graphs"):
+        monkeypatch.setattr(f"asr.decode.{module}.hears_something", lambda log_probs, lens: lens > 0)
 
 
 @pytest.fixture(autouse=True)

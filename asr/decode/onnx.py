@@ -1,0 +1,193 @@
+"""A recogniser as ONNX graphs, for programs without PyTorch: ONNX Runtime has C++, C#, Java, JavaScript and more.
+
+`encoder.onnx` takes sounds to what the decoder attends to, `decoder.onnx` makes a step of every hypothesis, and
+`description.json` is what a search has to know beside them. `docs/onnx.md` says how they are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from asr.audio.reading import SAMPLE_RATE
+from asr.decode.alignment import frame_times
+from asr.decode.graphs import DecoderGraph, EncoderGraph, takes
+from asr.decode.recognizer import Recognizer
+from asr.text.loading import save_tokenizer
+from asr.text.tokenizer import BLANK
+
+ENCODER, DECODER, DESCRIPTION = FILES = "encoder.onnx", "decoder.onnx", "description.json"
+SOURCE = {"sound": "samples", "matrix": "features", "text": "text"}  # the name of what the encoder takes
+TOLERANCE = 1e-2  # by which log-posteriors may differ from the model's
+LARGEST = 2**30  # bytes of weights inside a graph's file, which protobuf allows to have twice that
+
+
+class ExportError(RuntimeError):
+    """Graphs that do not compute what the model does."""
+
+
+def describe(recognizer: Recognizer) -> dict[str, Any]:
+    """What a search beside the graphs needs to know."""
+    model, config = recognizer.model, recognizer.model.transformer.config
+    described: dict[str, Any] = {"takes": takes(model)}
+    if described["takes"] == "sound":
+        described |= {"sample_rate": SAMPLE_RATE, "longest_seconds": recognizer.piece_seconds}
+    if described["takes"] != "text":
+        described |= dict(zip(("first_frame_begins", "seconds_per_frame"), frame_times(model), strict=True))
+    return described | {
+        "decoder_layers": config.decoder_layers,
+        "num_heads": config.num_heads,
+        "key_dim": config.key_dim,
+        "value_dim": config.value_dim,
+        "prompt": config.prompt,
+        "eos": config.eos,
+        "blank": BLANK if config.ctc else None,
+        "suppressed": config.suppressed,
+        "suppressed_first": config.suppressed_first,
+        "first_timestamp": config.first_timestamp,
+        "tokens_per_frame": config.tokens_per_frame,
+        "longest_transcript": config.longest_transcript,
+        "tokens": [model.tokenizer.piece(token) for token in range(config.vocab_size)],
+    }
+
+
+def export_onnx(recognizer: Recognizer, folder: str | Path) -> float:
+    """Writes the graphs, the description and the tokenizer's file; the recogniser's model is in float32 and on the CPU.
+    Returns by how much, at most, log-posteriors of the graphs differ from the model's.
+
+    Raises ValueError where onnx, onnxscript or onnxruntime is missing, ExportError where the graphs do not compute what
+    the model does."""
+    try:
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"{error.name} is missing: pip install '.[onnx]'") from None
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as inside:
+        unfinished = Path(inside)
+        _write_graphs(recognizer, unfinished)
+        most = difference(recognizer, *(_session(unfinished / name) for name in (ENCODER, DECODER)))
+        if not most <= TOLERANCE:
+            raise ExportError(f"log-posteriors of the graphs differ from the model's by {most:.2g}")
+        (unfinished / DESCRIPTION).write_text(json.dumps(describe(recognizer)) + "\n", encoding="utf-8")
+        save_tokenizer(recognizer.model.tokenizer, unfinished)
+        for path in unfinished.iterdir():
+            path.replace(folder / path.name)
+    return most
+
+
+def _write_graphs(recognizer: Recognizer, folder: Path) -> None:
+    model = recognizer.model
+    encoder, decoder = EncoderGraph(model).eval(), DecoderGraph(model).eval()
+    B, N, W, S, M = map(torch.export.Dim, "BNWSM")
+    sounds = _graph_inputs(recognizer, _noise(recognizer, [1.5, 1.2]))
+    axes = {SOURCE[encoder.takes]: {0: B, 1: N}, "lens": {0: B}}
+    outputs = ["memory_lens", "cross_keys", "cross_values", *(["ctc_log_probs"] if model.transformer.ctc else [])]
+    _write(folder / ENCODER, encoder, sounds, axes, outputs)
+    memory_lens, keys, values, *_ = encoder(*sounds)
+    past = [x.new_zeros(*x.shape[:3], 6, x.shape[4]) for x in (keys, values)]
+    hidden = torch.zeros(2, 3, 6, dtype=torch.bool)
+    step = (torch.zeros(2, 3, dtype=torch.int64), *past, hidden, keys, values, memory_lens)
+    axes = {"tokens": {0: B, 1: W}, "past_keys": {1: B, 3: S}, "past_values": {1: B, 3: S}}
+    axes |= {"hidden": {0: B, 1: W, 2: S}, "cross_keys": {1: B, 3: M}, "cross_values": {1: B, 3: M}}
+    axes |= {"memory_lens": {0: B}}
+    _write(folder / DECODER, decoder, step, axes, ["log_probs", "keys", "values", "hidden_after"])
+
+
+def _write(
+    path: Path, graph: nn.Module, inputs: tuple[Tensor, ...], axes: dict[str, dict[int, Any]], outputs: list[str]
+) -> None:
+    """The graph that `inputs` take through the module; their `axes` can have any size."""
+    size = sum(x.numel() * x.element_size() for x in (*graph.parameters(), *graph.buffers()))
+    with _quiet(), torch.enable_grad():  # with gradients the subsampler takes a sound as a whole, whatever its length
+        torch.onnx.export(
+            graph,
+            inputs,
+            path,
+            input_names=list(axes),
+            output_names=outputs,
+            dynamic_shapes=tuple(axes.values()),
+            dynamo=True,
+            external_data=size > LARGEST,
+            verbose=False,
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says of itself meanwhile."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _session(path: Path) -> Callable[..., list[Tensor]]:
+    """A graph as a function of tensors."""
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(path)
+    names = [each.name for each in session.get_inputs()]
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        outputs = session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
+        return [torch.from_numpy(x) for x in outputs]
+
+    return run
+
+
+@torch.inference_mode()
+def difference(
+    recognizer: Recognizer, encoder: Callable[..., Sequence[Tensor]], decoder: Callable[..., Sequence[Tensor]]
+) -> float:
+    """By how much, at most, log-posteriors of two graphs differ from the model's, with batches of other sizes than they
+    were made with, and hypotheses that change places."""
+    transformer, inputs = recognizer.model.transformer, _noise(recognizer, [0.9, 2.0, 1.4])
+    memory, lens = recognizer.encode(inputs)
+    _, keys, values, *ctc = encoder(*_graph_inputs(recognizer, inputs))
+    pairs = [(transformer.ctc_log_probs(memory), x[:, : memory.shape[1]]) for x in ctc]
+    (L, B, H), W = keys.shape[:3], 2
+    past = [x.new_zeros(L, B, H, 0, x.shape[4]) for x in (keys, values)]
+    hidden, state = torch.zeros(B, W, 0, dtype=torch.bool), transformer.decoder.start(memory, lens, W)
+    parents = torch.tensor([[1, 0], [0, 0], [1, 1]])
+    for step in range(3):
+        tokens = (torch.arange(B * W).view(B, W) + step) % transformer.config.vocab_size
+        ours, state = transformer.decoder.step(tokens, state)
+        theirs, *past, hidden = decoder(tokens, *past, hidden, keys, values, lens)
+        pairs.append((ours, theirs))
+        state, hidden = state.reorder(parents), hidden[torch.arange(B)[:, None], parents]
+    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+
+
+def _noise(recognizer: Recognizer, seconds: list[float]) -> list[np.ndarray]:
+    """A batch of what the recogniser takes, at random."""
+    rng, config = np.random.default_rng(0), recognizer.model.transformer.config
+    lens = [round(length * recognizer.rate) for length in seconds]
+    if recognizer.takes == "text":
+        return [rng.integers(config.vocab_size, size=size) for size in lens]
+    width = [config.input_dim] if recognizer.takes == "matrix" else []
+    return [rng.normal(0, 0.1, (size, *width)).astype(np.float32) for size in lens]
+
+
+def _graph_inputs(recognizer: Recognizer, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """The batch as the encoder's graph takes it, and its lengths."""
+    batch = pad_sequence([torch.from_numpy(x) for x in inputs], batch_first=True)
+    lens, front_end = torch.tensor([len(x) for x in inputs]), recognizer.model.front_end
+    return front_end.extract(batch, lens) if front_end.config.kind == "kaldi" else (batch, lens)

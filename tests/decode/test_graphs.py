@@ -1,0 +1,75 @@
+"""What is exported computes what the model does, whatever the model is."""
+
+import pytest
+import torch
+from torch import nn
+
+from asr.audio.features import FeatureConfig
+from asr.decode import Recognizer
+from asr.decode.graphs import DecoderGraph, EncoderGraph
+from asr.decode.onnx import difference
+from asr.model.config import ModelConfig
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from asr.text.tokenizer import CharTokenizer
+from tests.conftest import LETTERS
+
+WHISPER = {"subsampler": "conv1d", "subsampling": 2, "activation": "gelu"}
+KINDS = {
+    "of the paper": (FeatureConfig(), {"norm_first": False}),
+    "a Conformer with a window": (
+        FeatureConfig(normalization="utterance"),
+        {
+            **{"encoder": "conformer", "positions": "rotary", "attention_left": 5, "attention_right": 3, "d_v": 6},
+            **{"decoder_positions": "learned", "max_positions": 30, "prompt": (2, 5, 6)},
+        },
+    ),
+    "like Whisper": (
+        FeatureConfig(kind="whisper", pad_seconds=3.0),
+        {**WHISPER, "ctc": False, "decoder_positions": "learned"},
+    ),
+    "with a table of positions": (
+        FeatureConfig(kind="whisper"),
+        {**WHISPER, "positions": "learned", "max_positions": 101},
+    ),
+    "like Speech2Text": (
+        FeatureConfig(kind="kaldi", normalization="cmvn"),
+        {"subsampler": "conv1d_glu", "positions": "sinusoidal_halves", "first_position": 2},
+    ),
+    "of matrices": (FeatureConfig(kind="matrix", dim=20), {"input_dim": 20, "subsampling": 6}),
+    "of text": (FeatureConfig(kind="text"), {"subsampler": "embedding", "subsampling": 1, "ctc": False}),
+}
+
+
+def of_kind(kind: str, layers: int = 2) -> Recognizer:
+    """Random weights."""
+    features, fields = KINDS[kind]
+    size = {"d_model": 32, "num_heads": 4, "encoder_layers": layers, "decoder_layers": layers, "ffn_dim": 64}
+    config = ModelConfig(**size, subsampling_channels=4, **fields)
+    model = SpeechModel(features, Transformer(config), CharTokenizer(LETTERS))
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases begin as if they were not there
+            nn.init.normal_(parameter, mean=1.0, std=0.1)
+    return Recognizer(model, precision="float32")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_posteriors_are_the_models(kind):
+    model = of_kind(kind)
+    assert difference(model, EncoderGraph(model.model), DecoderGraph(model.model)) < 1e-4
+
+
+def test_another_models_are_not():
+    first, second = of_kind("of the paper"), of_kind("of the paper")
+    assert difference(first, EncoderGraph(second.model), DecoderGraph(first.model)) > 0.1
+    assert difference(first, EncoderGraph(first.model), DecoderGraph(second.model)) > 0.1
+
+
+@torch.inference_mode()
+def test_where_nothing_is_heard_there_is_nothing_to_attend_to(tiny_model, noise_is_heard, monkeypatch):
+    encoder = EncoderGraph(tiny_model)
+    sounds = torch.randn(3, 16_000) * torch.tensor([0.1, 1e-4, 0.1])[:, None]  # the second is silence
+    lens = torch.tensor([16_000, 16_000, 300])  # the third is less than a frame
+    assert encoder(sounds, lens)[0].tolist() == [23, 0, 0]
+    monkeypatch.setattr("asr.decode.graphs.hears_something", lambda log_probs, lens: torch.zeros(3, dtype=torch.bool))
+    assert encoder(sounds, lens)[0].tolist() == [0, 0, 0]

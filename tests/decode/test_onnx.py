@@ -1,0 +1,67 @@
+"""Models as ONNX graphs, and the program of docs/onnx.md that runs them."""
+
+import json
+import re
+import sys
+
+import pytest
+import soundfile
+
+import asr
+from asr import export
+from asr.audio.reading import SAMPLE_RATE
+from asr.decode import Recognizer, onnx
+from asr.decode.alignment import frame_times
+from tests.conftest import ROOT
+from tests.decode.test_graphs import of_kind
+from tests.decode.test_recognizer import noise
+
+pytest.importorskip("onnxruntime")
+PROGRAM = re.search(
+    r"```python\n(import json.*?)```", (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8"), re.DOTALL
+)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A recogniser that hears noise, and the folder of its graphs."""
+    folder = tmp_path_factory.mktemp("onnx")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asr.decode.graphs.hears_something", lambda log_probs, lens: lens > 0)
+        of_kind("a Conformer with a window", layers=1).model.save(folder / "model")
+        export.main([str(folder / "graphs"), "--model", str(folder / "model")])
+    alone = {"strategy": "greedy", "max_repeats": 1000, "fallback": ()}  # as the graphs are
+    return asr.load(folder / "model", precision="float32", **alone), folder / "graphs"
+
+
+def test_the_program_of_the_docs_writes_what_a_greedy_search_does(
+    exported, noise_is_heard, tmp_path, monkeypatch, capsys
+):
+    recognizer, folder = exported
+    sounds = {tmp_path / f"{seconds}.wav": noise(seconds) for seconds in (0.05, 0.3, 2.9)}
+    for path, sound in sounds.items():
+        soundfile.write(path, sound, SAMPLE_RATE, subtype="FLOAT")
+    monkeypatch.setattr(sys, "argv", ["program", str(folder), *map(str, sounds)])
+    exec(PROGRAM[1], {})
+    written = capsys.readouterr().out.splitlines()
+    assert written == [recognizer.transcribe(path).text for path in sounds]
+    assert written[2]
+
+
+def test_a_search_finds_in_the_description_what_it_needs(exported):
+    recognizer, folder = exported
+    about = json.loads((folder / "description.json").read_text())
+    assert about["tokens"][:5] == ["<blank>", "<unk>", "<sos>", "<eos>", "\u2581"] and len(about["tokens"]) == 32
+    assert (about["prompt"], about["eos"], about["blank"], about["suppressed"]) == ([2, 5, 6], 3, 0, [0, 2])
+    assert (about["longest_seconds"], about["sample_rate"]) == (recognizer.piece_seconds, 16_000)
+    assert about["longest_transcript"] == 27
+    assert (about["first_frame_begins"], about["seconds_per_frame"]) == pytest.approx(frame_times(recognizer.model))
+
+
+def test_what_computes_something_else_is_not_left_behind(tmp_path, tiny_model, monkeypatch):
+    monkeypatch.setattr(onnx, "_write_graphs", lambda recognizer, folder: (folder / onnx.ENCODER).touch())
+    monkeypatch.setattr(onnx, "_session", lambda path: None)
+    monkeypatch.setattr(onnx, "difference", lambda recognizer, encoder, decoder: 0.02)
+    with pytest.raises(onnx.ExportError, match="differ from the model's by 0.02"):
+        onnx.export_onnx(Recognizer(tiny_model, precision="float32"), tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())

@@ -1,0 +1,32 @@
+"""What the command that exports refuses; what it writes is tests/decode/test_onnx.py's."""
+
+import sys
+
+import pytest
+
+from asr.decode import onnx
+from tests.test_commands import call
+
+
+def test_nothing_is_written_over(tmp_path):
+    for name, held in (("encoder.onnx", "holds encoder.onnx already"), ("config.json", "holds a model already")):
+        (tmp_path / name).write_text("mine")
+        done = call("asr.export", tmp_path)
+        assert done.returncode == 2 and held in done.stderr.decode() and done.stderr.count(b"\n") == 1
+        assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("missing", ["onnxruntime", "onnxscript"])
+def test_without_its_libraries_it_says_what_to_install(tmp_path, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    done = call("asr.export", tmp_path)
+    assert done.returncode == 2 and f"{missing} is missing: pip install '.[onnx]'" in done.stderr.decode()
+
+
+def test_graphs_that_are_wrong_are_no_users_mistake(tmp_path, monkeypatch):
+    def wrong(recognizer, folder):
+        raise onnx.ExportError("differ by 1")
+
+    monkeypatch.setattr(onnx, "export_onnx", wrong)
+    done = call("asr.export", tmp_path)
+    assert done.returncode == 1 and done.stderr == b"asr.export: differ by 1\n"
