@@ -30,7 +30,6 @@ from asr.text.tokenizer import BLANK
 ENCODER, DECODER, DESCRIPTION = FILES = "encoder.onnx", "decoder.onnx", "description.json"
 SOURCE = {"sound": "samples", "matrix": "features", "text": "text"}  # the name of what the encoder takes
 TOLERANCE = 1e-2  # by which log-posteriors may differ from the model's
-LARGEST = 2**30  # bytes of weights inside a graph's file, which protobuf allows to have twice that
 
 
 class ExportError(RuntimeError):
@@ -110,19 +109,20 @@ def _write(
     path: Path, graph: nn.Module, inputs: tuple[Tensor, ...], axes: dict[str, dict[int, Any]], outputs: list[str]
 ) -> None:
     """The graph that `inputs` take through the module; their `axes` can have any size."""
-    size = sum(x.numel() * x.element_size() for x in (*graph.parameters(), *graph.buffers()))
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
     with _quiet(), torch.enable_grad():  # with gradients the subsampler takes a sound as a whole, whatever its length
-        torch.onnx.export(
+        program = torch.onnx.export(
             graph,
             inputs,
-            path,
             input_names=list(axes),
             output_names=outputs,
             dynamic_shapes=tuple(axes.values()),
             dynamo=True,
-            external_data=size > LARGEST,
             verbose=False,
         )
+    ClearMetadataAndDocStringPass()(program.model)  # where in which file each node comes from
+    program.save(path)
 
 
 @contextlib.contextmanager

@@ -58,6 +58,12 @@ def test_a_search_finds_in_the_description_what_it_needs(exported):
     assert (about["first_frame_begins"], about["seconds_per_frame"]) == pytest.approx(frame_times(recognizer.model))
 
 
+def test_graphs_do_not_say_where_they_were_made(exported):
+    _, folder = exported
+    for name in (onnx.ENCODER, onnx.DECODER):
+        assert str(ROOT).encode() not in (folder / name).read_bytes()
+
+
 def test_what_computes_something_else_is_not_left_behind(tmp_path, tiny_model, monkeypatch):
     monkeypatch.setattr(onnx, "_write_graphs", lambda recognizer, folder: (folder / onnx.ENCODER).touch())
     monkeypatch.setattr(onnx, "_session", lambda path: None)
