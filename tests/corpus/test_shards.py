@@ -177,6 +177,31 @@ def test_shards_that_were_not_finished_are_written_anew(cuts, tmp_path):
     assert [path.name for path in (tmp_path / "shards").glob("shar*")] == ["shar"]
 
 
+def test_shards_whose_index_could_not_be_written_are_written_anew(cuts, tmp_path, monkeypatch):
+    def full(self, path):
+        raise OSError(f"No space left on device: {path}")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"index\.jsonl\.gz"):
+        patch.setattr(lhotse.CutSet, "to_file", full)
+        write_shards(cuts, tmp_path / "shards", size=3)
+    assert len(write_shards(cuts, tmp_path / "shards", size=3)) == 7
+
+
+def test_shards_hold_nothing_but_sound(cuts, tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((20, 8), np.float32))
+    cuts[1].recording, cuts[1].custom = None, {"matrix": str(tmp_path / "a.npy"), "width": 8}
+    with pytest.raises(ValueError, match=r"chapter/u1\.x: shards hold sound, and this is matrix"):
+        write_shards(cuts, tmp_path / "shards", size=3)
+
+
+def test_no_shards_are_made_of_what_cannot_be_read(cuts, tmp_path):
+    for file in tmp_path.glob("*.wav"):
+        file.write_bytes(b"")
+    with pytest.raises(ValueError, match="shards: no utterance could be read"):
+        write_shards(cuts, tmp_path / "shards", size=3)
+    assert not (tmp_path / "shards" / "shar").exists()
+
+
 def test_an_utterance_beyond_its_file_is_left_out(cuts, caplog):
     cuts[1].start = 5.0
     assert len(list(iterate(cuts))) == 6
