@@ -6,6 +6,7 @@ from torch._dynamo.testing import CompileCounter
 
 from asr.model.config import ModelConfig
 from asr.model.dot_product import scaled_dot_product_attention
+from asr.model.dropout import Dropout
 from asr.model.encoder import Encoder
 from asr.model.local_attention import local_attention
 from asr.model.masks import length_mask, window_mask
@@ -32,6 +33,22 @@ def test_blocks_give_what_full_attention_gives_under_the_windows_mask(left, righ
         got = local_attention(Q, K, V, left, right, mask)
         want = scaled_dot_product_attention(Q, K, V, mask | window_mask(length, left, right))
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_more_blocks_than_are_computed_together_give_the_same(monkeypatch):
+    Q, K, V = (torch.randn(2, 3, 300, 8) for _ in range(3))  # five blocks
+    at_once = local_attention(Q, K, V, 3, 5)
+    for together in (1, 2, 4):
+        monkeypatch.setitem(local_attention.__globals__, "TOGETHER", together)
+        torch.testing.assert_close(local_attention(Q, K, V, 3, 5), at_once)
+
+
+@pytest.mark.parametrize(("left", "right"), [(3, 5), (170, 140), (400, 400)])
+def test_weights_are_dropped_whatever_the_window(left, right):
+    Q, V = torch.zeros(2, 3, 300, 8), torch.ones(2, 3, 300, 1)
+    out = local_attention(Q, Q, V, left, right, dropout=Dropout(0.5))
+    assert ((out - 1).abs() > 0.01).float().mean() > 0.5
+    assert out.mean().item() == pytest.approx(1.0, abs=0.03)
 
 
 def test_torch_compile_compiles_it_once_for_all_lengths():
