@@ -11,6 +11,7 @@ import torch
 from asr.audio.reading import SAMPLE_RATE, AudioError
 from asr.decode import DecodeOptions, Recognizer, listening
 from asr.decode.listening import _Draft, drafter_of, drained, listen
+from asr.decode.options import Hypothesis
 from asr.decode.segments import Piece
 from asr.decode.sharing import SharedRecognizer
 from asr.model.config import ModelConfig
@@ -126,6 +127,45 @@ def test_a_model_without_ctc_drafts_by_attention(tiny_model, tiny_config, recogn
     assert (drafter_of(own).options.strategy, drafter_of(recognizer).options.strategy) == ("greedy", "rescore")
     heard = list(listen(own, in_blocks(TURNS, 2000), drafter_of(own)))
     assert any(each.tentative for each in heard) and len([each for each in heard if each.segments]) == 3
+
+
+def test_where_ctc_has_no_part_drafts_are_by_attention(recognizer):
+    assert drafter_of(recognizer.with_options(ctc_weight=0.0)).options.strategy == "greedy"
+
+
+def test_a_draft_is_made_without_what_takes_time(recognizer):
+    drawn = recognizer.with_options(strategy="greedy", beam_size=1, temperature=0.5)
+    assert drafter_of(drawn).options.temperature == 0.0
+    helped = drafter_of(recognizer.with_options(lm_weight=0.5, ilm_weight=0.1, phrases=("ab",)), "ctc")
+    assert (helped.options.lm_weight, helped.options.ilm_weight, helped.options.phrases) == (0.0, 0.0, ())
+    assert recognizer.word_times and not helped.word_times
+
+
+def test_a_piece_begins_without_the_words_of_the_last(recognizer):
+    def segments(piece: Piece, _) -> list[SimpleNamespace]:
+        return [SimpleNamespace(words=[SimpleNamespace(text=f"{piece.start:.1f}")])]
+
+    def decode(own, inputs: list[np.ndarray]):
+        return [None] if own is drafter else own.recognize(inputs)
+
+    drafter = SimpleNamespace(segments=segments)
+    drafts = [each for each in listen(recognizer, in_blocks(TURNS, 1000), drafter, decode=decode) if each.settled]
+    assert len(drafts) == 3
+    assert all(each.settled == f"{each.start:.1f}" for each in drafts)
+
+
+def test_nothing_is_drafted_while_nobody_speaks(recognizer):
+    def decode(own: Recognizer, inputs: list[np.ndarray]):
+        pytest.fail("nothing was said")
+
+    assert list(listen(recognizer, in_blocks(np.tile(SILENCE, 3), 1000), drafter_of(recognizer), decode=decode)) == []
+
+
+def test_a_piece_without_a_word_has_no_segments(recognizer):
+    def decode(own: Recognizer, inputs: list[np.ndarray]):
+        return [[Hypothesis([], 0.0)] for _ in inputs]
+
+    assert [heard.segments for heard in listen(recognizer, in_blocks(TURNS, 1000), decode=decode)] == [[], [], []]
 
 
 def test_several_share_a_recogniser(recognizer):
