@@ -261,6 +261,32 @@ def test_greedy_takes_the_likeliest_token_at_each_step(transformer):
     assert found.tokens == [t for t in tokens if t != EOS]
 
 
+@pytest.mark.parametrize("strategy", ["beam", "greedy"])
+@torch.inference_mode()
+def test_a_prompt_of_several_tokens_is_read_before_the_first_is_written(transformer, strategy):
+    prompted = Transformer(replace(transformer.config, prompt=(SOS, 6, 4))).eval()
+    prompted.load_state_dict(transformer.state_dict())
+    options = DecodeOptions(strategy, ctc_weight=0.0)
+    for (best, *_), memory, n in zip(
+        search_features(prompted, X, X_LENS, options), *prompted.encoder(X, X_LENS), strict=True
+    ):
+        log_probs = prompted.decoder(torch.tensor([[SOS, 6, 4, *best.tokens]]), memory[None], n[None])[0, 2:]
+        assert best.score == pytest.approx(total(log_probs, best.tokens), abs=1e-4)
+
+
+@pytest.mark.parametrize("ctc_weight", [0.0, 0.3])
+def test_what_does_not_begin_a_transcript_may_stand_further_on(transformer, ctc_weight):
+    with torch.no_grad():
+        transformer.decoder.output.bias[5] += 3.0
+    options, found = DecodeOptions(beam_size=9, nbest=9, ctc_weight=ctc_weight), {}
+    for first in ((), (5, EOS)):
+        transformer.config = replace(transformer.config, suppressed_first=first)
+        found[first] = [h.tokens for best in search_features(transformer, X, X_LENS, options) for h in best]
+    assert [] in found[()] and any(tokens[:1] == [5] for tokens in found[()])
+    assert all(tokens and tokens[0] != 5 for tokens in found[5, EOS])
+    assert any(5 in tokens for tokens in found[5, EOS])
+
+
 def test_what_ctc_cannot_align_is_not_found(transformer):
     found = search_features(transformer, X[:1, :11], torch.tensor([11]), DecodeOptions(beam_size=40, nbest=40))[0]
     assert all(h.score > -1e4 for h in found)
