@@ -10,7 +10,16 @@ import torch
 
 from asr.audio._torchaudio import functional
 from asr.audio.matrices import read_matrix, read_shape
-from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration, stream_audio, write_wav
+from asr.audio.reading import (
+    SAMPLE_RATE,
+    AudioError,
+    files_under,
+    printable,
+    read_audio,
+    read_duration,
+    stream_audio,
+    write_wav,
+)
 
 
 @pytest.mark.parametrize(
@@ -288,3 +297,38 @@ def test_what_cannot_be_written_whole_is_named_and_leaves_no_file(tmp_path, tone
     with pytest.raises(OSError, match=r"a\.wav"):
         write_wav(tmp_path / "a.wav", tone())
     assert not list(tmp_path.iterdir())
+
+
+def test_files_in_hidden_folders_are_none(tmp_path):
+    for name in ("a/b.wav", ".git/c.wav", "a/.d/e.wav"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list(files_under(tmp_path)) == [tmp_path / "a" / "b.wav"]
+
+
+def test_a_folder_that_links_to_itself_is_gone_through_once(tmp_path, monkeypatch):
+    """By two links: their paths, as deep as a system allows, would be 2 ** 40."""
+    (tmp_path / "a.wav").touch()
+    for name in ("one", "two"):
+        (tmp_path / name).symlink_to(tmp_path)
+    places, realpath = [], os.path.realpath
+
+    def counted(path):
+        places.append(path)
+        assert len(places) < 9
+        return realpath(path)
+
+    monkeypatch.setattr(os.path, "realpath", counted)
+    assert list(files_under(tmp_path)) == [tmp_path / "a.wav"]
+
+
+def test_a_folder_that_cannot_be_read_is_named_or_told(tmp_path):
+    with pytest.raises(AudioError, match=r"/gone: No such file"):
+        list(files_under(tmp_path / "gone"))
+    skipped = []
+    assert not list(files_under(tmp_path / "gone", skipped.append))
+    assert [str(error) for error in skipped] == [f"{tmp_path}/gone: No such file or directory"]
+
+
+def test_a_name_that_is_not_utf8_can_be_printed():
+    assert printable(os.fsdecode("Grüße.wav".encode("latin-1"))) == "Gr\ufffd\ufffde.wav"
