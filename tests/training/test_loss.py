@@ -1,5 +1,6 @@
 import types
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -7,9 +8,10 @@ import torch
 from asr.model.transformer import Output, Transformer
 from asr.text.tokenizer import EOS
 from asr.training.base import Training
-from asr.training.config import LossConfig
+from asr.training.config import LossConfig, OptimizerConfig
 from asr.training.loss import (
     IGNORED,
+    Losses,
     consistency_loss,
     ctc_losses,
     joint_loss,
@@ -17,6 +19,7 @@ from asr.training.loss import (
     smoothed_cross_entropy,
     targets,
 )
+from asr.training.module import SpeechTraining
 
 
 def test_targets_end_and_then_are_ignored():
@@ -125,6 +128,59 @@ def test_the_loss_of_an_epoch_leaves_out_what_is_not_finite():
     assert logged["train/total_step"] == 4.0
     Training.log_train_means(training)
     assert logged["train/total_epoch"].item() == pytest.approx((2.0 + 3 * 4.0) / 4)
+
+
+def test_every_token_of_a_batch_and_every_end_weighs_as_much():
+    losses = Losses(*[torch.tensor(2.0)] * len(Losses._fields))
+    batch, weights = types.SimpleNamespace(lens=torch.tensor([9, 9]), Y_lens=torch.tensor([3, 1])), []
+    training = types.SimpleNamespace(losses=lambda batch: losses, in_update=lambda mean, tokens: mean * tokens)
+    training.add_train = lambda tokens, values, empty: weights.append(tokens.item())
+    assert SpeechTraining.training_step(training, batch).item() == 2.0 * 6
+    assert weights == [6]
+
+
+@pytest.mark.parametrize(("takes", "masked"), [("matrix", True), ("text", False)])
+def test_a_training_masks_what_is_no_text_and_asks_for_ctc_from_layers_between(monkeypatch, takes, masked):
+    for name in ("joint_loss", "lens_for_ctc"):
+        monkeypatch.setattr(f"asr.training.module.{name}", lambda *_: None)
+    training = types.SimpleNamespace(spec_augment=MagicMock(), model=MagicMock())
+    training.config = types.SimpleNamespace(loss=LossConfig(intermediate_ctc=2))
+    training.model.front_end.config.takes = takes
+    training.model.front_end.return_value = torch.zeros(1, 9, 4), torch.tensor([9])
+    SpeechTraining.losses(training, MagicMock())
+    assert training.model.transformer.call_args.args[-1] == 2
+    assert training.spec_augment.called == masked
+
+
+def test_gradients_are_no_longer_than_the_options_say():
+    weight, logged = torch.nn.Parameter(torch.zeros(2)), {}
+    training = types.SimpleNamespace(settings=OptimizerConfig(clip=2.0), parameters=lambda: [weight])
+    training.skipped, training.log, training._fused = torch.zeros(2), logged.__setitem__, False
+    training._weigh_gradients = lambda: None
+    for gradient, clipped in (([3.0, 4.0], [1.2, 1.6]), ([0.3, 0.4], [0.3, 0.4])):
+        weight.grad = torch.tensor(gradient)
+        Training.on_before_optimizer_step(training, None)
+        torch.testing.assert_close(weight.grad, torch.tensor(clipped))
+        assert logged["train/gradient_norm"].item() == pytest.approx(torch.tensor(gradient).norm().item())
+
+
+def test_updates_without_finite_gradients_are_counted_in_all_and_in_a_row():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    training = types.SimpleNamespace(settings=OptimizerConfig(), parameters=lambda: [weight], skipped=torch.zeros(2))
+    training._weigh_gradients, training.log, training._fused = lambda: None, lambda *_: None, False
+    counts = []
+    for gradient in (torch.nan, 1.0, torch.inf, -torch.inf, torch.nan):
+        weight.grad = torch.tensor([gradient])
+        Training.on_before_optimizer_step(training, None)
+        counts.append(training.skipped.tolist())
+    assert counts == [[1, 1], [1, 0], [2, 1], [3, 2], [4, 3]]
+
+
+def test_updates_that_were_left_out_are_reported_once(caplog):
+    training = types.SimpleNamespace(skipped=torch.tensor([2.0, 0.0]), reported=0)
+    for _ in range(3):
+        Training._report_skipped(training)
+    assert caplog.text.count("2 updates were left out so far") == 1
 
 
 def test_what_a_training_is_without_has_no_loss():
