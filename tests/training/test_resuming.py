@@ -6,6 +6,7 @@ import signal
 import types
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -47,6 +48,33 @@ def test_each_step_of_each_process_has_a_seed_of_its_own():
     assert len(set(seeds)) == 5
     assert seeds[0] == step_seed(1, 0, 0, 0)
     torch.manual_seed(max(seeds))
+
+
+def test_each_batch_of_each_epoch_has_random_numbers_of_its_own():
+    drawn = []
+    for seed, epoch, rank, batch in (
+        (1, 0, 0, 0),
+        (2, 0, 0, 0),
+        (1, 1, 0, 0),
+        (1, 0, 1, 0),
+        (1, 0, 0, 1),
+        (1, 0, 0, 0),
+    ):
+        training = types.SimpleNamespace(seed=seed, current_epoch=epoch, global_rank=rank, trainer=MagicMock())
+        SpeechTraining.on_train_batch_start(training, None, batch)
+        drawn.append(torch.rand(()).item())
+    assert len(set(drawn)) == 5 and drawn[0] == drawn[-1]
+
+
+def test_a_training_is_saved_once_its_minutes_are_over(tmp_path, monkeypatch):
+    saved, trainer = [], types.SimpleNamespace(world_size=1, accumulate_grad_batches=1)
+    trainer.save_checkpoint = lambda path: saved.append((now, path.name))
+    last = LastCheckpoint(tmp_path, minutes=10)
+    last.saved = 0.0
+    for now in (599.0, 601.0, 1200.0, 1202.0):
+        monkeypatch.setattr("time.monotonic", lambda now=now: now)
+        last.on_train_batch_start(trainer, None, None, 1)
+    assert saved == [(601.0, "last.ckpt"), (1202.0, "last.ckpt")]
 
 
 @pytest.fixture
