@@ -184,6 +184,22 @@ def test_what_is_cleared_is_not_heard(client, served):
     assert client.completed()[-1]["transcript"] == heard(served, noise(0.8, 1))
 
 
+def test_what_is_said_after_a_clear_is_another_item(client, monkeypatch):
+    def listen(own: Recognizer, blocks: Iterator[np.ndarray], *settings, **others) -> Iterator[Heard]:
+        yield Heard(start=0.5, settled="a man")
+        list(blocks)
+
+    monkeypatch.setattr("asr.realtime.listen", listen)
+    items = set()
+    for _ in range(3):
+        client.say("input_audio_buffer.clear")
+        client.hear("input_audio_buffer.cleared")
+        started, delta = client.hear(f"{TRANSCRIPTION}.delta")
+        assert started["type"] == "input_audio_buffer.speech_started"
+        items.add(delta["item_id"])
+    assert len(items) == 3
+
+
 def test_keywords_are_phrases(client, served):
     client.update(turn_detection=None)
     for keywords in ((), ("abab", "cdcd")):
@@ -230,7 +246,7 @@ def test_an_event_that_cannot_be_is_an_error_and_the_session_goes_on(client, ser
 
 
 def test_what_an_update_does_not_name_stays_as_it_was():
-    audio = {"format": {"type": "audio/pcm", "rate": 8000}, "transcription": {"keywords": ["Ghibli"]}}
+    audio = {"format": {"type": "audio/pcm", "rate": 8000}, "transcription": {"keywords": ["Ghibli", " "]}}
     settings = Settings().updated({"audio": {"input": audio | {"turn_detection": None}}})
     assert settings == Settings(8000, None, ("Ghibli",))
     again = {"format": {"type": "audio/pcm"}, "transcription": {"language": "en"}, "noise_reduction": None}
