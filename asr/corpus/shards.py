@@ -101,7 +101,8 @@ def _index(folder: Path, prefix: str) -> Iterator[MonoCut]:
     for number in sorted(numbers):
         path, metadata = folder / f"recording.{number}.tar", folder / f"cuts.{number}.jsonl.gz"
         with blaming(path), tarfile.open(path, "r:") as tar:
-            sounds = {m.name.rpartition(".")[0]: m for m in tar if not m.name.endswith((".json", ".nodata"))}
+            without = ".json", ".nodata", ".nometa"  # what Lhotse writes beside a sound, or in its place
+            sounds = {m.name.rpartition(".")[0]: m for m in tar if not m.name.endswith(without)}
         with blaming(metadata):
             cuts = list(CutSet.from_file(metadata))
         for cut in cuts:

@@ -243,6 +243,14 @@ def test_a_tar_that_lacks_a_sound_is_named(cuts, tmp_path):
         open_corpus(shar)
 
 
+def test_a_cut_that_never_had_a_sound_is_named(cuts, tmp_path):
+    (tmp_path / "shards").mkdir()
+    silent = lhotse.utils.fastcopy(cuts[1], recording=None)
+    lhotse.CutSet.from_cuts([cuts[0], silent]).to_shar(tmp_path / "shards", fields={"recording": "flac"}, shard_size=2)
+    with pytest.raises(ValueError, match=r"the sound of chapter/u1.x is not in it"):
+        open_corpus(tmp_path / "shards")
+
+
 def test_on_the_command_line(cuts, tmp_path, monkeypatch, capsys):
     cuts.to_file(tmp_path / "cuts.jsonl.gz")
     arguments = ["shard", str(tmp_path / "cuts.jsonl.gz"), "--out", str(tmp_path / "shards"), "--size"]
