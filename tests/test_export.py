@@ -24,7 +24,7 @@ def test_without_its_libraries_it_says_what_to_install(tmp_path, monkeypatch, mi
 
 
 def test_graphs_that_are_wrong_are_no_users_mistake(tmp_path, monkeypatch):
-    def wrong(recognizer, folder):
+    def wrong(recognizer, folder, int8):
         raise onnx.ExportError("differ by 1")
 
     monkeypatch.setattr(onnx, "export_onnx", wrong)

@@ -38,6 +38,7 @@ class EncoderGraph(nn.Module):
             self.front_end.config = replace(config, kind="matrix")
         elif self.takes == "sound":
             self.front_end.stft = Waves(self.front_end.stft)
+            self.front_end.mel_scale = Bands(self.front_end.mel_scale)
             if config.kind == "log_mel":  # whisper pads by itself, and has an end
                 self.padding = (0, least * self.front_end.hop + self.front_end.window)
 
@@ -79,6 +80,18 @@ class Waves(nn.Module):
         if self.edge:
             samples = nn.functional.pad(samples, (self.edge, self.edge), mode="reflect")
         return Spectrum(*nn.functional.conv1d(samples, self.waves, stride=self.hop).chunk(2, dim=1))
+
+
+class Bands(nn.Module):
+    """torchaudio's MelScale as a convolution: powers are too far apart for products in whole numbers."""
+
+    def __init__(self, mel_scale: nn.Module):
+        super().__init__()
+        self.register_buffer("bands", mel_scale.fb.T[:, :, None].contiguous())
+
+    def forward(self, power: Tensor) -> Tensor:
+        """`(B, F, T)` -> `(B, d, T)`."""
+        return nn.functional.conv1d(power, self.bands)
 
 
 class DecoderGraph(nn.Module):

@@ -61,9 +61,10 @@ def describe(recognizer: Recognizer) -> dict[str, Any]:
     }
 
 
-def export_onnx(recognizer: Recognizer, folder: str | Path) -> float:
+def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) -> float:
     """Writes the graphs, the description and the tokenizer's file; the recogniser's model is in float32 and on the CPU.
-    Returns by how much, at most, log-posteriors of the graphs differ from the model's.
+    With `int8` the graphs multiply with weights in whole numbers. Returns by how much, at most, log-posteriors of the
+    graphs differ from the model's.
 
     Raises ValueError where onnx, onnxscript or onnxruntime is missing, ExportError where the graphs do not compute what
     the model does."""
@@ -77,9 +78,14 @@ def export_onnx(recognizer: Recognizer, folder: str | Path) -> float:
     with tempfile.TemporaryDirectory(dir=folder) as inside:
         unfinished = Path(inside)
         _write_graphs(recognizer, unfinished)
-        most = difference(recognizer, *(_session(unfinished / name) for name in (ENCODER, DECODER)))
+        graphs = [unfinished / name for name in (ENCODER, DECODER)]
+        most = difference(recognizer, *map(_session, graphs))
         if not most <= TOLERANCE:
             raise ExportError(f"log-posteriors of the graphs differ from the model's by {most:.2g}")
+        if int8:
+            for path in graphs:
+                _quantize(path)
+            most = difference(recognizer, *map(_session, graphs))
         (unfinished / DESCRIPTION).write_text(json.dumps(describe(recognizer)) + "\n", encoding="utf-8")
         save_tokenizer(recognizer.model.tokenizer, unfinished)
         for path in unfinished.iterdir():
@@ -125,18 +131,26 @@ def _write(
     program.save(path)
 
 
+def _quantize(path: Path) -> None:
+    """Puts the weights of the graph's products into whole numbers, by ONNX Runtime; what is multiplied with them is so
+    at run time."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with _quiet():
+        quantize_dynamic(path, path, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says of itself meanwhile."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without what libraries say of themselves meanwhile."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 def _session(path: Path) -> Callable[..., list[Tensor]]:

@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import soundfile
@@ -71,3 +73,13 @@ def test_what_computes_something_else_is_not_left_behind(tmp_path, tiny_model, m
     with pytest.raises(onnx.ExportError, match="differ from the model's by 0.02"):
         onnx.export_onnx(Recognizer(tiny_model, precision="float32"), tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_whole_numbers_make_graphs_smaller_and_change_little(exported, tmp_path):
+    recognizer, folder = exported
+    graphs = [Path(shutil.copy(folder / name, tmp_path)) for name in (onnx.ENCODER, onnx.DECODER)]
+    sizes = [path.stat().st_size for path in graphs]
+    for path, size in zip(graphs, sizes, strict=True):
+        onnx._quantize(path)
+        assert path.stat().st_size < size
+    assert 1e-3 < onnx.difference(recognizer, *map(onnx._session, graphs)) < 0.5
