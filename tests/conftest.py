@@ -105,7 +105,7 @@ def tiny_model(tiny_config) -> SpeechModel:
 @pytest.fixture
 def noise_is_heard(monkeypatch) -> None:
     """Random weights are sure of nothing, and would be silent."""
-    for module in ("recognizer", "graphs"):
+    for module in ("recognizer", "graphs", "onnx"):
         monkeypatch.setattr(f"asr.decode.{module}.hears_something", lambda log_probs, lens: lens > 0)
 
 

@@ -9,11 +9,12 @@ from tests.test_commands import call
 
 
 def test_nothing_is_written_over(tmp_path):
-    for name, held in (("encoder.onnx", "holds encoder.onnx already"), ("config.json", "holds a model already")):
-        (tmp_path / name).write_text("mine")
-        done = call("asr.export", tmp_path)
-        assert done.returncode == 2 and held in done.stderr.decode() and done.stderr.count(b"\n") == 1
-        assert (tmp_path / name).read_text() == "mine"
+    mine = tmp_path / "characters.json"
+    mine.write_text("mine")
+    for out, said in ((tmp_path, "is not empty"), (mine, "Not a directory")):
+        done = call("asr.export", out)
+        assert done.returncode == 2 and said in done.stderr.decode() and done.stderr.count(b"\n") == 1
+    assert mine.read_text() == "mine"
 
 
 @pytest.mark.parametrize("missing", ["onnxruntime", "onnxscript"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +23,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asr.audio.reading import SAMPLE_RATE
 from asr.decode.alignment import frame_times
+from asr.decode.ctc import hears_something
 from asr.decode.graphs import DecoderGraph, EncoderGraph, takes
 from asr.decode.recognizer import Recognizer
 from asr.text.loading import save_tokenizer
-from asr.text.tokenizer import BLANK
+from asr.text.tokenizer import BLANK, SPECIALS, UNK
 
-ENCODER, DECODER, DESCRIPTION = FILES = "encoder.onnx", "decoder.onnx", "description.json"
+ENCODER, DECODER, DESCRIPTION = "encoder.onnx", "decoder.onnx", "description.json"
 SOURCE = {"sound": "samples", "matrix": "features", "text": "text"}  # the name of what the encoder takes
+UNWRITTEN = {SPECIALS[UNK]: "\ufffd"}  # as it is decoded
 TOLERANCE = 1e-2  # by which log-posteriors may differ from the model's
 
 
@@ -39,11 +42,18 @@ class ExportError(RuntimeError):
 def describe(recognizer: Recognizer) -> dict[str, Any]:
     """What a search beside the graphs needs to know."""
     model, config = recognizer.model, recognizer.model.transformer.config
+    features = model.front_end.config
     described: dict[str, Any] = {"takes": takes(model)}
-    if described["takes"] == "sound":
-        described |= {"sample_rate": SAMPLE_RATE, "longest_seconds": recognizer.piece_seconds}
-    if described["takes"] != "text":
-        described |= dict(zip(("first_frame_begins", "seconds_per_frame"), frame_times(model), strict=True))
+    if features.takes != "text":
+        begins, step = frame_times(model)
+        described |= {"first_frame_begins": begins, "seconds_per_frame": step}
+    if features.takes == "sound":
+        longest = recognizer.piece_seconds
+        if config.positions == "learned" and not recognizer.window:
+            longest = min(longest, (config.max_positions - 1) * step)
+        described |= {"sample_rate": SAMPLE_RATE, "longest_seconds": longest}
+    if described["takes"] == "matrix":
+        described["features_dim"] = features.dim
     return described | {
         "decoder_layers": config.decoder_layers,
         "num_heads": config.num_heads,
@@ -57,17 +67,18 @@ def describe(recognizer: Recognizer) -> dict[str, Any]:
         "first_timestamp": config.first_timestamp,
         "tokens_per_frame": config.tokens_per_frame,
         "longest_transcript": config.longest_transcript,
-        "tokens": [model.tokenizer.piece(token) for token in range(config.vocab_size)],
+        "tokens": [UNWRITTEN.get(piece, piece) for piece in map(model.tokenizer.piece, range(config.vocab_size))],
     }
 
 
 def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) -> float:
-    """Writes the graphs, the description and the tokenizer's file; the recogniser's model is in float32 and on the CPU.
-    With `int8` the graphs multiply with weights in whole numbers. Returns by how much, at most, log-posteriors of the
-    graphs differ from the model's.
+    """Writes the graphs, the description and the tokenizer's file to a folder that is new or empty; the recogniser's
+    model is in float32 and on the CPU, and no other thread may use torch meanwhile. With `int8` the graphs multiply
+    with weights in whole numbers. Returns by how much, at most, log-posteriors of the graphs differ from the model's.
 
-    Raises ValueError where onnx, onnxscript or onnxruntime is missing, ExportError where the graphs do not compute what
-    the model does."""
+    Raises ValueError where there is something in the folder, or onnx, onnxscript or onnxruntime is missing; ExportError
+    where the graphs do not compute what the model does."""
+    check_empty(folder)
     try:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
@@ -81,7 +92,7 @@ def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) 
         graphs = [unfinished / name for name in (ENCODER, DECODER)]
         most = difference(recognizer, *map(_session, graphs))
         if not most <= TOLERANCE:
-            raise ExportError(f"log-posteriors of the graphs differ from the model's by {most:.2g}")
+            raise ExportError(f"what the graphs compute differs from what the model does by {most:.2g}")
         if int8:
             for path in graphs:
                 _quantize(path)
@@ -91,6 +102,12 @@ def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) 
         for path in unfinished.iterdir():
             path.replace(folder / path.name)
     return most
+
+
+def check_empty(folder: str | Path) -> None:
+    """Raises ValueError for a folder with something in it, OSError for what is no folder."""
+    if Path(folder).exists() and any(Path(folder).iterdir()):
+        raise ValueError(f"{folder} is not empty: take another folder")
 
 
 def _write_graphs(recognizer: Recognizer, folder: Path) -> None:
@@ -117,7 +134,7 @@ def _write(
     """The graph that `inputs` take through the module; their `axes` can have any size."""
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    with _quiet(), torch.enable_grad():  # with gradients the subsampler takes a sound as a whole, whatever its length
+    with _quiet(), torch.enable_grad():  # then sounds are subsampled as a whole, and attention is plain products
         program = torch.onnx.export(
             graph,
             inputs,
@@ -172,22 +189,28 @@ def difference(
     recognizer: Recognizer, encoder: Callable[..., Sequence[Tensor]], decoder: Callable[..., Sequence[Tensor]]
 ) -> float:
     """By how much, at most, log-posteriors of two graphs differ from the model's, with batches of other sizes than they
-    were made with, and hypotheses that change places."""
-    transformer, inputs = recognizer.model.transformer, _noise(recognizer, [0.9, 2.0, 1.4])
-    memory, lens = recognizer.encode(inputs)
-    _, keys, values, *ctc = encoder(*_graph_inputs(recognizer, inputs))
-    pairs = [(transformer.ctc_log_probs(memory), x[:, : memory.shape[1]]) for x in ctc]
-    (L, B, H), W = keys.shape[:3], 2
-    past = [x.new_zeros(L, B, H, 0, x.shape[4]) for x in (keys, values)]
-    hidden, state = torch.zeros(B, W, 0, dtype=torch.bool), transformer.decoder.start(memory, lens, W)
-    parents = torch.tensor([[1, 0], [0, 0], [1, 1]])
-    for step in range(3):
-        tokens = (torch.arange(B * W).view(B, W) + step) % transformer.config.vocab_size
-        ours, state = transformer.decoder.step(tokens, state)
-        theirs, *past, hidden = decoder(tokens, *past, hidden, keys, values, lens)
-        pairs.append((ours, theirs))
-        state, hidden = state.reorder(parents), hidden[torch.arange(B)[:, None], parents]
-    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+    were made with, and hypotheses that change places; infinity where lengths are other ones."""
+    transformer, found = recognizer.model.transformer, []
+    for seconds in ([0.9, 2.0, 1.4], [0.05]):
+        inputs = _noise(recognizer, seconds)
+        memory, lens = recognizer.encode(inputs)
+        heard, keys, values, *ctc = encoder(*_graph_inputs(recognizer, inputs))
+        (L, B, H), W, expected = keys.shape[:3], 2, lens
+        for theirs in (x[:, : memory.shape[1]] for x in ctc):
+            expected = lens.masked_fill(~hears_something(theirs, lens), 0)
+            found.append(transformer.ctc_log_probs(memory) - theirs)
+        if not torch.equal(heard, expected):
+            return math.inf
+        past = [x.new_zeros(L, B, H, 0, x.shape[4]) for x in (keys, values)]
+        hidden, state = torch.zeros(B, W, 0, dtype=torch.bool), transformer.decoder.start(memory, lens, W)
+        parents = torch.tensor([[1, 0], [0, 0], [1, 1]])[:B]
+        for step in range(3):
+            tokens = (torch.arange(B * W).view(B, W) + step) % transformer.config.vocab_size
+            ours, state = transformer.decoder.step(tokens, state)
+            theirs, *past, hidden = decoder(tokens, *past, hidden, keys, values, lens)
+            found.append(ours - theirs)
+            state, hidden = state.reorder(parents), hidden[torch.arange(B)[:, None], parents]
+    return float(torch.cat([x.abs().flatten() for x in found]).max())  # NaN where one is
 
 
 def _noise(recognizer: Recognizer, seconds: list[float]) -> list[np.ndarray]:

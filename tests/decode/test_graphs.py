@@ -1,5 +1,7 @@
 """What is exported computes what the model does, whatever the model is."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -26,7 +28,10 @@ KINDS = {
     ),
     "like Whisper": (
         FeatureConfig(kind="whisper", pad_seconds=3.0),
-        {**WHISPER, "ctc": False, "decoder_positions": "learned"},
+        {
+            **{**WHISPER, "ctc": False, "decoder_positions": "learned", "max_positions": 99, "tokens_per_frame": 0.5},
+            **{"suppressed": (0,), "suppressed_first": (4,), "first_timestamp": 30},
+        },
     ),
     "with a table of positions": (
         FeatureConfig(kind="whisper"),
@@ -63,6 +68,22 @@ def test_another_models_are_not():
     first, second = of_kind("of the paper"), of_kind("of the paper")
     assert difference(first, EncoderGraph(second.model), DecoderGraph(first.model)) > 0.1
     assert difference(first, EncoderGraph(first.model), DecoderGraph(second.model)) > 0.1
+
+
+def test_what_is_no_number_or_has_another_length_is_not_the_same():
+    model = of_kind("of text")
+    encoder, decoder = EncoderGraph(model.model), DecoderGraph(model.model)
+
+    def longer(*inputs):
+        lens, *keys_and_values = encoder(*inputs)
+        return lens + 1, *keys_and_values
+
+    def doubtful(*inputs):
+        log_probs, *past = decoder(*inputs)
+        return log_probs * torch.nan, *past
+
+    assert difference(model, longer, decoder) == math.inf
+    assert math.isnan(difference(model, encoder, doubtful))
 
 
 @torch.inference_mode()
