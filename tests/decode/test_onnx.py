@@ -94,7 +94,7 @@ def test_what_computes_something_else_is_not_left_behind(tmp_path, tiny_model, m
 
 @torch.inference_mode()
 def test_whole_numbers_make_graphs_smaller_and_change_little(exported, tmp_path):
-    recognizer, folder = exported
+    _, folder = exported
     for name in (onnx.ENCODER, onnx.DECODER):
         path = Path(shutil.copy(folder / name, tmp_path))
         onnx._quantize(path)
