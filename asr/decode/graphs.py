@@ -64,7 +64,7 @@ class Spectrum(NamedTuple):
 
 
 class Waves(nn.Module):
-    """torchaudio's Spectrogram as a convolution: ONNX's own transform is slow, and few runtimes have it."""
+    """torchaudio's Spectrogram as a convolution with its waves, which every runtime has."""
 
     def __init__(self, stft: nn.Module):
         super().__init__()

@@ -119,9 +119,9 @@ def _write_graphs(recognizer: Recognizer, folder: Path) -> None:
     outputs = ["memory_lens", "cross_keys", "cross_values", *(["ctc_log_probs"] if model.transformer.ctc else [])]
     _write(folder / ENCODER, encoder, sounds, axes, outputs)
     memory_lens, keys, values, *_ = encoder(*sounds)
-    past = [x.new_zeros(*x.shape[:3], 6, x.shape[4]) for x in (keys, values)]
-    hidden = torch.zeros(2, 3, 6, dtype=torch.bool)
-    step = (torch.zeros(2, 3, dtype=torch.int64), *past, hidden, keys, values, memory_lens)
+    past = [x.new_zeros(*x.shape[:3], 6, x.shape[4]) for x in (keys, values)]  # of two steps of three hypotheses
+    tokens, hidden = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, 6, dtype=torch.bool)
+    step = (tokens, *past, hidden, keys, values, memory_lens)
     axes = {"tokens": {0: B, 1: W}, "past_keys": {1: B, 3: S}, "past_values": {1: B, 3: S}}
     axes |= {"hidden": {0: B, 1: W, 2: S}, "cross_keys": {1: B, 3: M}, "cross_values": {1: B, 3: M}}
     axes |= {"memory_lens": {0: B}}

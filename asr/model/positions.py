@@ -59,7 +59,7 @@ class Positions(nn.Module):
 
     def vectors(self, first: int, end: int, device: torch.device) -> Tensor:
         """What is added at the positions from `first` to before `end`: `(end - first, D)`."""
-        if torch.compiler.is_exporting():  # a graph is of any length: nothing is cut from a table as long as is needed
+        if torch.compiler.is_exporting():  # the length is not known yet, and so no table as long
             if self.kind == "learned":
                 return self.table(torch.arange(first, end, device=device))
             return SINUSOIDS[self.kind](end - first, self.cached.shape[1], self.first + first, device)
