@@ -22,9 +22,9 @@ def parser() -> argparse.ArgumentParser:
 @guarded("asr.export")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    from asr.decode.onnx import ExportError, check_empty, export_onnx
+    from asr.decode.onnx import ExportError, check_export, export_onnx
 
-    check_empty(args.out)
+    check_export(args.out)
     recognizer = load_model(args.model, "cpu", precision="float32", language_model=None)
     try:
         difference = export_onnx(recognizer, args.out, args.int8)

@@ -27,6 +27,7 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 from tests import forks
+from tests.kinds import TINY
 from tests.training.tones import write_corpus
 
 ROOT = forks.ROOT
@@ -91,9 +92,7 @@ def write_librispeech(part: Path, utterances: int) -> None:
 
 @pytest.fixture
 def tiny_config() -> ModelConfig:
-    return ModelConfig(
-        d_model=32, num_heads=4, encoder_layers=2, decoder_layers=2, ffn_dim=64, subsampling_channels=4, vocab_size=32
-    )
+    return TINY
 
 
 @pytest.fixture

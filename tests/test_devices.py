@@ -22,6 +22,7 @@ from asr.training.memory import Size, dummy_batch
 from asr.training.module import SpeechTraining
 from tests.conftest import LETTERS
 from tests.elsewhere import DEVICE, elsewhere, move, waits
+from tests.kinds import MODELS
 from tests.test_shipped import SAMPLES
 
 STRATEGIES = {
@@ -75,23 +76,6 @@ def test_while_a_search_runs_elsewhere_it_is_waited_for_twice_in_eight_steps(her
     looks += past / 3  # one after another: the first waits
     assert 0 < looks <= 2 * (len(hypothesis.tokens) // 8 + 1)
     assert sum(per_line.values()) <= 9, per_line  # before the first step, and after the last
-
-
-# what goes in, and options of the model
-MODELS = {
-    "conformer, rotary": (FeatureConfig(normalization="utterance"), {"encoder": "conformer", "positions": "rotary"}),
-    "window": (FeatureConfig(normalization="cmvn"), {"attention_left": 4, "attention_right": 4}),
-    "like Whisper": (
-        FeatureConfig(kind="whisper"),
-        {"subsampler": "conv1d", "subsampling": 2, "positions": "learned", "ctc": False, "first_timestamp": 30},
-    ),
-    "like Speech2Text": (
-        FeatureConfig(kind="kaldi", normalization="cmvn"),
-        {"subsampler": "conv1d_glu", "subsampling": 4, "positions": "sinusoidal_halves", "norm_first": False},
-    ),
-    "of matrices": (FeatureConfig(kind="matrix"), {"subsampler": "linear", "subsampling": 1}),
-    "of text": (FeatureConfig(kind="text"), {"subsampler": "embedding", "subsampling": 1}),
-}
 
 
 @pytest.mark.parametrize(("features", "options"), MODELS.values(), ids=MODELS)

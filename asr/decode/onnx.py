@@ -78,12 +78,7 @@ def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) 
 
     Raises ValueError where there is something in the folder, or onnx, onnxscript or onnxruntime is missing; ExportError
     where the graphs do not compute what the model does."""
-    check_empty(folder)
-    try:
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ValueError(f"{error.name} is missing: pip install '.[onnx]'") from None
+    check_export(folder)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as inside:
@@ -104,10 +99,16 @@ def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) 
     return most
 
 
-def check_empty(folder: str | Path) -> None:
-    """Raises ValueError for a folder with something in it, OSError for what is no folder."""
+def check_export(folder: str | Path) -> None:
+    """Raises ValueError where there is something in the folder or a library is missing, OSError for what is no folder:
+    before a model is loaded."""
     if Path(folder).exists() and any(Path(folder).iterdir()):
         raise ValueError(f"{folder} is not empty: take another folder")
+    try:
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"{error.name} is missing: pip install '.[onnx]'") from None
 
 
 def _write_graphs(recognizer: Recognizer, folder: Path) -> None:

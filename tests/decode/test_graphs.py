@@ -1,6 +1,7 @@
 """What is exported computes what the model does, whatever the model is."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,47 +11,35 @@ from asr.audio.features import FeatureConfig
 from asr.decode import Recognizer
 from asr.decode.graphs import DecoderGraph, EncoderGraph
 from asr.decode.onnx import difference
-from asr.model.config import ModelConfig
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 from tests.conftest import LETTERS
+from tests.kinds import MODELS, TINY
 
-WHISPER = {"subsampler": "conv1d", "subsampling": 2, "activation": "gelu"}
-KINDS = {
+CONV1D = {"subsampler": "conv1d", "subsampling": 2}
+KINDS = MODELS | {
     "of the paper": (FeatureConfig(), {"norm_first": False}),
-    "a Conformer with a window": (
+    "of everything": (
         FeatureConfig(normalization="utterance"),
         {
             **{"encoder": "conformer", "positions": "rotary", "attention_left": 5, "attention_right": 3, "d_v": 6},
             **{"decoder_positions": "learned", "max_positions": 30, "prompt": (2, 5, 6)},
         },
     ),
-    "like Whisper": (
+    "with a window of 3 s": (
         FeatureConfig(kind="whisper", pad_seconds=3.0),
-        {
-            **{**WHISPER, "ctc": False, "decoder_positions": "learned", "max_positions": 99, "tokens_per_frame": 0.5},
-            **{"suppressed": (0,), "suppressed_first": (4,), "first_timestamp": 30},
-        },
+        {**CONV1D, "ctc": False, "tokens_per_frame": 0.5, "suppressed": (0,), "suppressed_first": (4,)},
     ),
-    "with a table of positions": (
-        FeatureConfig(kind="whisper"),
-        {**WHISPER, "positions": "learned", "max_positions": 101},
-    ),
-    "like Speech2Text": (
-        FeatureConfig(kind="kaldi", normalization="cmvn"),
-        {"subsampler": "conv1d_glu", "positions": "sinusoidal_halves", "first_position": 2},
-    ),
-    "of matrices": (FeatureConfig(kind="matrix", dim=20), {"input_dim": 20, "subsampling": 6}),
-    "of text": (FeatureConfig(kind="text"), {"subsampler": "embedding", "subsampling": 1, "ctc": False}),
+    "with a short table": (FeatureConfig(kind="whisper"), {**CONV1D, "positions": "learned", "max_positions": 101}),
+    "of matrices by 6": (FeatureConfig(kind="matrix", dim=20), {"input_dim": 20, "subsampling": 6}),
 }
 
 
 def of_kind(kind: str, layers: int = 2) -> Recognizer:
     """Random weights."""
     features, fields = KINDS[kind]
-    size = {"d_model": 32, "num_heads": 4, "encoder_layers": layers, "decoder_layers": layers, "ffn_dim": 64}
-    config = ModelConfig(**size, subsampling_channels=4, **fields)
+    config = replace(TINY, encoder_layers=layers, decoder_layers=layers, **fields)
     model = SpeechModel(features, Transformer(config), CharTokenizer(LETTERS))
     for parameter in model.parameters():
         if parameter.dim() == 1:  # norms and biases begin as if they were not there
