@@ -43,6 +43,7 @@ SHAPE = (
     "new_tokenizer",
     "freeze_layers",
     "add_layers",
+    "lora_rank",
     "optimizer.kind",
 )
 # what models of one kind need not have in common

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from asr.model.folder import ModelError
+from asr.model.lora import merge_low_rank
 from asr.model.speech_model import SpeechModel
 from asr.training.building import CONFIG_OF_THE_VOCABULARY, OF_THE_VOCABULARY
 from asr.training.resuming import ResumableData, read_checkpoint
@@ -94,7 +95,7 @@ def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> 
         raise ValueError("no checkpoint to average: no epoch was scored on the dev set, or what it left is gone")
     totals: dict[str, Tensor] = {}
     for path in paths:
-        state = read_checkpoint(Path(path))["state_dict"]
+        state = merge_low_rank(read_checkpoint(Path(path))["state_dict"])
         for name, tensor in state.items():
             if name.startswith(prefix):
                 name = name.removeprefix(prefix)

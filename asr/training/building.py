@@ -72,9 +72,9 @@ def load_origin(config: TrainConfig) -> SpeechModel | EncoderModel:
         is_encoder = "encoder" in description
     if not is_encoder:
         return SpeechModel.load(config.init_from)
-    if config.origin_share or config.new_tokenizer:
+    if config.origin_share or config.new_tokenizer or config.lora_rank:
         raise ValueError(
-            f"{config.init_from} is an encoder: neither origin_share nor new_tokenizer goes with it (0, and false)"
+            f"{config.init_from} is an encoder: origin_share, new_tokenizer and lora_rank are for a recogniser"
         )
     return EncoderModel.load(config.init_from)
 

@@ -228,6 +228,9 @@ class TrainConfig(SoundRunConfig):
     origin_share: float = 0.0  # with init_from: its weights' share in the model that is exported
     freeze_layers: int = 0  # with init_from: encoder layers that stay as they are, and the subsampler below them
     add_layers: int = 0  # with init_from: encoder layers put between those that are there; at first they change nothing
+    # with init_from: its weights stay as they are, and each linear layer of encoder and decoder learns what is added to
+    # its own, a matrix of this rank (LoRA, asr.model.lora); 0: the weights themselves are trained
+    lora_rank: int = 0
     distortion: DistortionConfig = field(default_factory=DistortionConfig)
     spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -253,10 +256,14 @@ class TrainConfig(SoundRunConfig):
             raise ValueError(f"ema must lie in [0, 1), not {self.ema}")
         if not 0 <= self.origin_share <= 1:
             raise ValueError(f"origin_share must lie in [0, 1], not {self.origin_share}")
-        if min(self.freeze_layers, self.add_layers) < 0:
-            raise ValueError("freeze_layers and add_layers must not be negative")
-        if not self.init_from and (self.freeze_layers or self.add_layers or self.new_tokenizer):
-            raise ValueError("freeze_layers, add_layers and new_tokenizer need init_from")
+        if min(self.freeze_layers, self.add_layers, self.lora_rank) < 0:
+            raise ValueError("freeze_layers, add_layers and lora_rank must not be negative")
+        if not self.init_from and (self.freeze_layers or self.add_layers or self.lora_rank or self.new_tokenizer):
+            raise ValueError("freeze_layers, add_layers, lora_rank and new_tokenizer need init_from")
+        if self.lora_rank and (self.add_layers or self.init_decoder_from):
+            raise ValueError("lora_rank keeps all weights: what add_layers and init_decoder_from begin would not learn")
+        if self.lora_rank and self.optimizer.kind == "muon":
+            raise ValueError("optimizer.kind=muon is for whole matrices: lora_rank goes with adamw")
         if self.origin_share and (not self.init_from or self.new_tokenizer):
             raise ValueError(
                 f"origin_share={self.origin_share} needs init_from, and the tokenizer that came with it: origin_share=0"

@@ -15,10 +15,19 @@ from asr.decode.search import check_options
 from asr.decode.tuning import LANGUAGE_MODEL, TUNING
 from asr.model.bigram import MOST_TOKENS, Bigram
 from asr.model.language_model import TextModel
+from asr.model.lora import add_low_rank
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.training.averaging import EMA, BestCheckpoints, average_checkpoints, best_checkpoints, figure_of, interpolate
-from asr.training.building import adapt_model, build_model, build_tokenizer, load_origin, start_decoder, writing_of
+from asr.training.building import (
+    OF_THE_VOCABULARY,
+    adapt_model,
+    build_model,
+    build_tokenizer,
+    load_origin,
+    start_decoder,
+    writing_of,
+)
 from asr.training.callbacks import EpochLine, Patience, Samples
 from asr.training.config import OF_THE_REST, TokenizerConfig, TrainConfig
 from asr.training.data import SpeechData
@@ -62,8 +71,11 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     data.fit_to(model)
     if not last:
         save_tokenizer(tokenizer, out)
-    trainer, updates = new_trainer(config, data, model, _callbacks(config, data, out))
-    module = SpeechTraining(config, deepcopy(model), updates)
+    learner = deepcopy(model)
+    if config.lora_rank:
+        add_low_rank(learner.transformer, config.lora_rank, OF_THE_VOCABULARY if config.new_tokenizer else ())
+    trainer, updates = new_trainer(config, data, learner, _callbacks(config, data, out))
+    module = SpeechTraining(config, learner, updates)
     if not last and not origin and config.features.takes != "text":
         set_statistics(module.model.front_end, data)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
@@ -73,7 +85,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     summary = f"dev WER {wer:.2f} % (average of {best} checkpoints)"
     if trainer.is_global_zero:
         _save(model, config, data, folder)
-        write_report(out, f"{summary}; {extent(data, model)}", asdict(config))
+        write_report(out, f"{summary}; {extent(data, learner)}", asdict(config))
     logger.info("%s; the model is in %s, the curves in %s", summary, folder, out / "report.html")
     return folder, wer
 

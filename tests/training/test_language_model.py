@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,23 +20,24 @@ from asr.model.transformer import Transformer
 from asr.resources import resource
 from asr.text.tokenizer import SOS, SPECIALS, CharTokenizer
 from asr.training.building import adapt_language_model
+from asr.training.config import LMTrainConfig
 from asr.training.language_model import train_language_model
 from asr.training.text import Batches
 from tests.conftest import LETTERS
+from tests.kinds import TINY
 from tests.test_commands import call
 
 
-@pytest.fixture
-def config(tiny_model, tmp_path):
+def configured(folder: Path) -> LMTrainConfig:
     """Of a language whose words are ab and cd in turn."""
-    tiny_model.save(tmp_path / "asr")
+    SpeechModel(FeatureConfig(), Transformer(TINY), CharTokenizer(LETTERS)).save(folder / "asr")
     lines = (" ".join(itertools.islice(itertools.cycle(["ab", "cd"]), n, 2 * n + 1)) for n in range(1, 13))
-    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
-    text = f"[{tmp_path / 'text.txt'}]"
+    (folder / "text.txt").write_text("\n".join(lines) + "\n")
+    text = f"[{folder / 'text.txt'}]"
     register()
     small = ["model.d_model=32", "model.num_heads=2", "model.decoder_layers=1", "model.ffn_dim=64", "model.dropout=0"]
     words = [
-        *(f"tokenizer={tmp_path / 'asr'}", f"out={tmp_path / 'lm'}", f"data.train={text}", f"data.dev={text}"),
+        *(f"tokenizer={folder / 'asr'}", f"out={folder / 'lm'}", f"data.train={text}", f"data.dev={text}"),
         *("epochs=60", "optimizer.lr=1e-2", "optimizer.warmup=5", "data.batch_tokens=200", "precision=32-true"),
     ]
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
@@ -42,8 +45,22 @@ def config(tiny_model, tmp_path):
 
 
 @pytest.fixture
-def trained(config):
-    return config, *train_language_model(config)
+def config(tmp_path):
+    return configured(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory) -> tuple[Path, float]:
+    folder = tmp_path_factory.mktemp("learnt")
+    _, perplexity = train_language_model(configured(folder))
+    return folder / "lm", perplexity
+
+
+@pytest.fixture
+def trained(config, learnt):
+    """Each test has a copy of its own, in which a training has ended."""
+    shutil.copytree(learnt[0], config.out)
+    return config, Path(config.out) / "model", learnt[1]
 
 
 def test_every_epoch_has_an_order_of_its_own(config, monkeypatch):

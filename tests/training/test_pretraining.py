@@ -111,7 +111,7 @@ def test_an_interrupted_pre_training_goes_on_as_if_nothing_had_happened(sound, t
     assert all(torch.equal(second[name], weight) for name, weight in first.items())
 
 
-@pytest.mark.parametrize("option", ["origin_share=0.5", "new_tokenizer=true"])
+@pytest.mark.parametrize("option", ["origin_share=0.5", "new_tokenizer=true", "lora_rank=2"])
 def test_options_of_a_recogniser_do_not_go_with_an_encoder(corpus, pretrained, tmp_path, option):
     with pytest.raises(ValueError, match="is an encoder"):
         train(options(corpus, tmp_path, f"init_from={pretrained[0]}", option))
