@@ -200,7 +200,8 @@ def test_a_training_whose_folder_was_moved_goes_on_where_it_is(corpus, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "typed", ["init_from=B", "optimizer.kind=muon", "freeze_layers=1", "add_layers=1", "new_tokenizer=true"]
+    "typed",
+    ["init_from=B", "optimizer.kind=muon", "freeze_layers=1", "add_layers=1", "lora_rank=1", "new_tokenizer=true"],
 )
 def test_a_training_is_not_resumed_from_another_beginning(tmp_path, typed):
     for name, width in (("a", 32), ("b", 64), ("like_a", 32)):

@@ -24,9 +24,10 @@ def in_a_linear_layer(name: str, weight: torch.Tensor) -> bool:
     return ".layers." in name and weight.ndim == 2
 
 
-def test_each_linear_layer_of_the_model_has_changed_by_a_matrix_of_that_rank(corpus, trained, tmp_path, caplog):
+@pytest.mark.parametrize("also", ["ema=0", "ema=0.9", "loss.mwer=1", "precision=bf16-mixed"])
+def test_each_linear_layer_of_the_model_has_changed_by_a_matrix_of_that_rank(corpus, trained, tmp_path, caplog, also):
     caplog.set_level(logging.INFO)
-    before, after, wer = tuned(corpus, trained, tmp_path, "epochs=1", "average=1")
+    before, after, wer = tuned(corpus, trained, tmp_path, "epochs=1", also)
     assert before.keys() == after.keys() and wer <= trained[1] + 5
     for name, weight in before.items():
         changed = after[name] - weight
