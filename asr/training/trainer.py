@@ -170,11 +170,11 @@ def accelerator() -> str:
 
 def extent(data: SoundData, model: torch.nn.Module) -> str:
     """How large a training is, in words."""
-    count, trained = (
-        sum(p.numel() for p in model.parameters() if p.requires_grad or not only) for only in (False, True)
-    )
-    hours, trained = data.train_seconds / 3600, "" if trained == count else f", {trained / 1e6:.2f} M of them trained"
-    return f"{hours:.2f} h of sound in {len(data.train_cuts)} utterances, {count / 1e6:.1f} M parameters{trained}"
+    parameters = sum(p.numel() for p in model.parameters()) / 1e6
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
+    of_them = f", {trained:.2f} M of them trained" if trained < parameters else ""
+    hours, count = data.train_seconds / 3600, len(data.train_cuts)
+    return f"{hours:.2f} h of sound in {count} utterances, {parameters:.1f} M parameters{of_them}"
 
 
 @torch.inference_mode()
