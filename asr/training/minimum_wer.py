@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pad_sequence
 
 from asr.decode.options import DecodeOptions
@@ -30,8 +29,7 @@ def expected_word_errors(model: SpeechModel, output: Output, Y: Tensor, Y_lens: 
     options = DecodeOptions(beam_size=nbest, nbest=nbest, ctc_weight=ctc_weight)
     training = transformer.training
     transformer.eval()  # what is found does not hang on dropout, what it is worth does
-    with parametrize.cached():  # what LoRA adds is added once, not at each step
-        found = search(transformer, output.memory.detach(), output.memory_lens, options)
+    found = search(transformer, output.memory.detach(), output.memory_lens, options)
     transformer.train(training)
     said = [tokenizer.decode(y[:count]) for y, count in zip(Y.tolist(), Y_lens.tolist(), strict=True)]
     errors = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch.nn.utils import parametrize
 
 from asr.audio.augment import SpecAugment, change_speed
 from asr.audio.distort import Distortion
@@ -74,8 +73,7 @@ class SpeechTraining(Training):
         once = dataclasses.replace(self.config.loss, consistency=0.0)
         losses = joint_loss(output, batch.Y, batch.Y_lens, once, eos=self.model.transformer.config.eos)
         self.add_dev((batch.Y_lens + 1).sum(), losses.total)
-        with parametrize.cached():  # what LoRA adds is added once, not at each step
-            found = search(self.model.transformer, output.memory, output.memory_lens, self.config.validation)
+        found = search(self.model.transformer, output.memory, output.memory_lens, self.config.validation)
         self.hypotheses += [self.model.tokenizer.decode(best[0].tokens) for best in found]
         self.references += batch.texts
 
