@@ -33,7 +33,7 @@ def test_each_linear_layer_of_the_model_has_changed_by_a_matrix_of_that_rank(cor
         changed = after[name] - weight
         if in_a_linear_layer(name, weight):
             *kept, beyond = torch.linalg.svdvals(changed)[:3]
-            assert min(kept) > 0 and beyond < 1e-3 * kept[0], name
+            assert min(kept) > 10 * beyond and beyond < 1e-3 * kept[0], name
         else:
             assert not changed.any(), name
     learnt = sum(2 * sum(weight.shape) for name, weight in before.items() if in_a_linear_layer(name, weight))
