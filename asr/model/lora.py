@@ -1,5 +1,5 @@
 """Low-rank adaptation of a trained model (LoRA, Hu et al. 2021): its weights stay as they are, and every linear layer
-of encoder and decoder learns what is added to its own, the product of two thin matrices."""
+within the encoder's and the decoder's layers learns what is added to its own, the product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class LowRank(nn.Module):
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))  # as a linear layer begins
 
     def forward(self, weight: Tensor) -> Tensor:
+        """`(out, in)`; under autocast in its type, in which less than a thousandth of the weight is hardly seen."""
         return torch.addmm(weight, self.up, self.down)
 
 

@@ -64,7 +64,8 @@ class BestCheckpoints(ModelCheckpoint):
 
 
 class EMA(WeightAveraging):
-    """Exponential moving average of the weights, on the training device. Buffers are not averaged."""
+    """Exponential moving average of the weights, on the training device; of LoRA's two matrices each by itself. Buffers
+    are not averaged."""
 
     def __init__(self, decay: float):
         super().__init__(use_buffers=False, multi_avg_fn=get_ema_multi_avg_fn(decay))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from asr.model.deepening import deepen
 from asr.model.encoder_model import EncoderModel
 from asr.model.folder import ModelError, described
 from asr.model.language_model import LanguageModel, TextModel
+from asr.model.lora import add_low_rank
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.loading import load_tokenizer
@@ -123,6 +125,15 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
         for part in frozen:
             part.requires_grad_(False)
     return model
+
+
+def to_train(model: SpeechModel, config: TrainConfig) -> SpeechModel:
+    """A copy of the model, which is trained in its place: with `config.lora_rank` by what is added to its layers
+    (`asr.model.lora`) and, where the tokens are others than its origin's, what depends on the vocabulary."""
+    learner = deepcopy(model)
+    if config.lora_rank:
+        add_low_rank(learner.transformer, config.lora_rank, OF_THE_VOCABULARY if config.new_tokenizer else ())
+    return learner
 
 
 def adapt_language_model(origin: TextModel, config: ModelConfig, tokenizer: Tokenizer, more: int = 0) -> LanguageModel:

@@ -228,8 +228,8 @@ class TrainConfig(SoundRunConfig):
     origin_share: float = 0.0  # with init_from: its weights' share in the model that is exported
     freeze_layers: int = 0  # with init_from: encoder layers that stay as they are, and the subsampler below them
     add_layers: int = 0  # with init_from: encoder layers put between those that are there; at first they change nothing
-    # with init_from: its weights stay as they are, and each linear layer of encoder and decoder learns what is added to
-    # its own, a matrix of this rank (LoRA, asr.model.lora); 0: the weights themselves are trained
+    # with init_from: its weights stay as they are, and each linear layer within its layers learns what is added to its
+    # own, a matrix of this rank (LoRA, asr.model.lora); 0: the weights themselves are trained
     lora_rank: int = 0
     distortion: DistortionConfig = field(default_factory=DistortionConfig)
     spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)

@@ -15,17 +15,16 @@ from asr.decode.search import check_options
 from asr.decode.tuning import LANGUAGE_MODEL, TUNING
 from asr.model.bigram import MOST_TOKENS, Bigram
 from asr.model.language_model import TextModel
-from asr.model.lora import add_low_rank
 from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.training.averaging import EMA, BestCheckpoints, average_checkpoints, best_checkpoints, figure_of, interpolate
 from asr.training.building import (
-    OF_THE_VOCABULARY,
     adapt_model,
     build_model,
     build_tokenizer,
     load_origin,
     start_decoder,
+    to_train,
     writing_of,
 )
 from asr.training.callbacks import EpochLine, Patience, Samples
@@ -71,9 +70,7 @@ def train(config: TrainConfig) -> tuple[Path, float]:
     data.fit_to(model)
     if not last:
         save_tokenizer(tokenizer, out)
-    learner = deepcopy(model)
-    if config.lora_rank:
-        add_low_rank(learner.transformer, config.lora_rank, OF_THE_VOCABULARY if config.new_tokenizer else ())
+    learner = to_train(model, config)
     trainer, updates = new_trainer(config, data, learner, _callbacks(config, data, out))
     module = SpeechTraining(config, learner, updates)
     if not last and not origin and config.features.takes != "text":
@@ -157,6 +154,8 @@ def _check_config(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
     if config.loss.consistency and not model.transformer.ctc:
         raise ValueError("loss.consistency is of CTC, and this model has no CTC head")
     check_options(model.transformer, config.validation)
+    if config.lora_rank and weight == 1 and begun and config.freeze_layers == model.transformer.config.encoder_layers:
+        raise ValueError("lora_rank with freeze_layers of all layers and loss.ctc_weight=1 leaves nothing to train")
     if not model.transformer.ctc or begun:
         return
     if weight == 0:

@@ -10,7 +10,8 @@ from tests.training.tones import options
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch) -> None:
-    """To draw them takes a third of a tiny training; those of `trained` and of the commands are drawn."""
+    """To draw them takes a third of a tiny training; those of models that several tests share and of the
+    commands are drawn."""
     monkeypatch.setattr("asr.training.report._plots", lambda panels: "")
 
 

@@ -37,7 +37,8 @@ def test_each_linear_layer_of_the_model_has_changed_by_a_matrix_of_that_rank(cor
         else:
             assert not changed.any(), name
     learnt = sum(2 * sum(weight.shape) for name, weight in before.items() if in_a_linear_layer(name, weight))
-    assert f"{learnt / 1e6:.2f} M of them trained" in caplog.text
+    said = f"{learnt / 1e6:.2f} M of them trained"
+    assert said in caplog.text and said in (tmp_path / "report.html").read_text()
 
 
 def test_the_average_of_checkpoints_is_that_of_what_they_add(corpus, trained, tmp_path):
@@ -86,3 +87,9 @@ def test_with_a_new_tokenizer_its_tokens_are_trained_whole(corpus, trained, tmp_
 def test_what_does_not_go_with_it_is_refused(corpus, tmp_path, settings, what):
     with pytest.raises(ValueError, match=what):
         options(corpus, tmp_path, *settings)
+
+
+def test_what_would_learn_nothing_is_refused(corpus, trained, tmp_path):
+    nothing = ["freeze_layers=2", "loss.ctc_weight=1", "validation.strategy=ctc"]
+    with pytest.raises(ValueError, match="leaves nothing to train"):
+        tuned(corpus, trained, tmp_path, *nothing)
