@@ -15,13 +15,17 @@ from asr.formats import ctm_line, ctm_name
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="asr-align", description="Times of the words of a transcribed corpus.")
+    parser = argparse.ArgumentParser(
+        prog="asr-align", description="Finds the times of the words of a transcribed corpus."
+    )
     parser.add_argument("corpus", nargs="+", help="manifest (.jsonl), tar, cuts (.jsonl.gz), AN4 list, folder")
     parser.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
-    parser.add_argument("--ctm", type=Path, help="file for the same times as CTM: utterance, 1, start, duration, word")
+    parser.add_argument("--ctm", type=Path, help="also write the times as CTM: utterance, 1, start, duration, word")
     parser.add_argument("--model", help="model folder with CTC (default: the model that ships)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
-    parser.add_argument("--batch-seconds", type=float, default=120.0, help="seconds aligned at once (default: 120)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    parser.add_argument(
+        "--batch-seconds", type=float, default=120.0, help="seconds of audio aligned at once (default: 120)"
+    )
     return parser
 
 
@@ -37,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     recognizer = load_model(args.model, args.device, language_model=None, batch_seconds=args.batch_seconds)
     cuts = open_corpus(args.corpus)
     if args.ctm and (twice := first_repeated(ctm_name(cut.id) for cut in cuts)):
-        raise ValueError(f"--ctm: several of the utterances would be called {twice}")
+        raise ValueError(f"--ctm: several utterances would be called {twice}")
     with progress_bar(sum(seconds_of(recognizer, cut) for cut in cuts)) as advance:
         aligned = align_cuts(recognizer, cuts, advance)
     write_cuts(aligned, args.out)

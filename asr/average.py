@@ -16,9 +16,11 @@ from asr.commands import check_no_model, guarded, keep_inputs
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="asr-average", description="Writes the mean of the weights of models that began as the same one."
+        prog="asr-average", description="Averages the weights of models that were trained from the same one."
     )
-    parser.add_argument("models", nargs="+", help="model folders; tokens, normaliser and bigram are the first one's")
+    parser.add_argument(
+        "models", nargs="+", help="model folders; tokenizer, normaliser and bigram are taken from the first"
+    )
     parser.add_argument("--out", required=True, type=Path, help="the model folder to write")
     parser.add_argument(
         "--dtype", default="float32", choices=["float32", "float16", "int8"], help="of the weights on disk"

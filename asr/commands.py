@@ -20,36 +20,39 @@ if TYPE_CHECKING:
 def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float | None = 360.0) -> None:
     """Without --batch-seconds where that is None."""
     group = parser.add_argument_group(
-        "decoding", "what was tuned for the model (asr.tune) takes the place of a default with *"
+        "decoding", "a default with * is replaced by the value tuned for the model (asr.tune), if there is one"
     )
     group.add_argument("--model", help="model folder, or whisper:PATH (default: the model that ships)")
-    group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
+    group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     group.add_argument(
         "--precision",
         default="auto",
-        help="float32, bfloat16, int8; auto (default): what is quick, int8 where so tuned",
+        help="float32, bfloat16 or int8; auto (default): whatever is fast here, int8 if tuned for it",
     )
     if batch_seconds is not None:
         at_once = f"seconds decoded at once (default: {batch_seconds:g})"
         group.add_argument("--batch-seconds", type=float, default=batch_seconds, help=at_once)
     group.add_argument(
-        "--piece-seconds", type=float, help="what is longer is cut at its pauses (default: 20, or as in the training)"
+        "--piece-seconds", type=float, help="cut longer recordings at their pauses (default: 20, or as in training)"
     )
     group.add_argument(
-        "--attention-window", type=int, metavar="FRAMES", help="encoder frames that attention sees on each side (all)"
+        "--attention-window",
+        type=int,
+        metavar="FRAMES",
+        help="encoder frames on each side that attention sees (default: all)",
     )
     group.add_argument("--lm", help="language model folder (asr.train_lm) for the search (default: the model's own)")
-    group.add_argument("--ngram", help="word n-gram model, ARPA or KenLM's, rescores the n-best (default: none)")
+    group.add_argument(
+        "--ngram", help="word n-gram model (ARPA or KenLM) that rescores the n-best list (default: none)"
+    )
     group.add_argument("--strategy", help="beam, rescore, ctc or greedy (default: beam*)")
     group.add_argument("--beam-size", type=int, help="hypotheses kept at each step (default: 10*)")
     group.add_argument("--ctc-weight", type=float, help="share of the CTC score, 0 to 1 (default: 0.3*)")
-    group.add_argument("--lm-weight", type=float, help="of the language model's score, 0: none (default: 0.3*)")
-    group.add_argument("--ilm-weight", type=float, help="of the transcripts' bigram, subtracted (default: 0*)")
-    group.add_argument("--ngram-weight", type=float, help="of the n-gram model's score (default: 0.3*)")
-    group.add_argument(
-        "--phrases", metavar="FILE", help="a phrase a line, likelier than the model thinks: names, terms"
-    )
-    group.add_argument("--phrase-weight", type=float, help="of each token of such a phrase (default: 1)")
+    group.add_argument("--lm-weight", type=float, help="weight of the language model's score; 0: none (default: 0.3*)")
+    group.add_argument("--ilm-weight", type=float, help="weight of the transcripts' bigram, subtracted (default: 0*)")
+    group.add_argument("--ngram-weight", type=float, help="weight of the n-gram model's score (default: 0.3*)")
+    group.add_argument("--phrases", metavar="FILE", help="phrases to boost, one per line: names, terms")
+    group.add_argument("--phrase-weight", type=float, help="bonus for each token of such a phrase (default: 1)")
     group.add_argument("--length-bonus", type=float, help="added to the score for each token (default: 0*)")
     group.add_argument("--nbest", type=int, help="hypotheses returned, at most --beam-size (default: 1)")
 
@@ -94,11 +97,11 @@ def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: 
         alone = f"--strategy {strategy}{' with a beam of 1' if strategy == 'ctc' else ''}"
         raise ValueError(f"{alone} uses no other model: leave out --lm, --ngram and their weights")
     if strategy == "ctc" and beam_size == 1 and given.get("length_bonus"):
-        raise ValueError("--strategy ctc with a beam of 1 takes the likeliest path: leave out --length-bonus")
+        raise ValueError("--strategy ctc with a beam of 1 takes the best path: leave out --length-bonus")
     if strategy == "greedy" and (given.get("beam_size", 1) > 1 or given.get("length_bonus")):
         raise ValueError("--strategy greedy has one hypothesis: leave out --beam-size and --length-bonus")
     if strategy == "ctc" and (given.get("ctc_weight") is not None or given.get("ilm_weight")):
-        raise ValueError("--strategy ctc is without the decoder: leave out --ctc-weight and --ilm-weight")
+        raise ValueError("--strategy ctc does without the decoder: leave out --ctc-weight and --ilm-weight")
     for model, *weights in (("language_model", "lm_weight", "ilm_weight"), ("ngram", "ngram_weight")):
         useless = next((name for name in weights if given.get(name)), None)
         if useless and getattr(recognizer, model) is None:
@@ -108,7 +111,7 @@ def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: 
         tried = any(getattr(args, f"{weight}s", None) or ())  # by asr.tune
         if getattr(args, model) and weight not in given and not tried and not getattr(recognizer.options, weight):
             flag = weight.replace("_", "-")
-            raise ValueError(f"--{model}: {flag} is 0 as it was tuned, and would leave it out: --{flag} says otherwise")
+            raise ValueError(f"--{model}: {flag} was tuned to 0, so it would have no effect: give --{flag}")
 
 
 def load_model(model: str | None, device: str | None, **settings) -> Recognizer:
@@ -159,7 +162,7 @@ def keep_inputs(inputs: Sequence[str | Path], *outputs: Path | None) -> None:
     written: set[Path] = set()
     for output in filter(None, outputs):
         if output.resolve() in read:
-            raise ValueError(f"{output} would be written over what is read")
+            raise ValueError(f"{output} would overwrite what is read")
         if output.resolve() in written:
             raise ValueError(f"{output} would be written twice")
         written.add(output.resolve())
@@ -178,7 +181,7 @@ def check_outputs(*outputs: Path | None) -> None:
 def check_no_model(folder: Path) -> None:
     """Raises ValueError where a command would write over a model."""
     if any((folder / name).exists() for name in ("config.json", "decoding.json", "lm")):
-        raise ValueError(f"{folder} holds a model already: move it away, or take another folder")
+        raise ValueError(f"{folder} already holds a model: move it away, or choose another folder")
 
 
 @contextlib.contextmanager
@@ -194,7 +197,7 @@ def guarded(command: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # torch's, of a GPU and of a CPU
         if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
             raise
-        fail(command, "out of memory: a lower --batch-seconds or --beam-size, where it has them, needs less", code=1)
+        fail(command, "out of memory: lower --batch-seconds or --beam-size, where the command has them", code=1)
 
 
 def say(text: str) -> None:

@@ -163,18 +163,18 @@ def ends_in_one_line(command: str) -> Iterator[None]:
     except (ValueError, OSError, FloatingPointError, OmegaConfBaseException) as error:
         fail(command, error)
     except KeyboardInterrupt:
-        fail(command, "interrupted; resume=true goes on", code=130)
+        fail(command, "interrupted; resume=true continues", code=130)
     except SystemExit as error:
         if isinstance(error.__context__, KeyboardInterrupt):
-            fail(command, "interrupted; resume=true goes on", code=130)
+            fail(command, "interrupted; resume=true continues", code=130)
         if error.code is not None:
             raise
-        fail(command, "ended by SIGTERM; resume=true goes on", code=143)
+        fail(command, "ended by SIGTERM; resume=true continues", code=143)
     except RuntimeError as error:  # torch.distributed's
         of_a_worker = str(error).startswith("Caught ")
         if of_a_worker or not re.search("closed by peer|reset by peer|Broken pipe", str(error)):
             raise
-        fail(command, "another process of the training has ended; resume=true goes on", code=1)
+        fail(command, "another process of the training has ended; resume=true continues", code=1)
 
 
 def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Override]) -> DictConfig:

@@ -37,9 +37,11 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-evaluate", description="Word and character error rates on corpora.")
     parser.add_argument("corpus", nargs="+", help="manifest (.jsonl), tar, cuts (.jsonl.gz), AN4 list, folder")
-    parser.add_argument("--out", type=Path, help="JSONL to write: id, reference, hypothesis, score of each utterance")
-    parser.add_argument("--json", action="store_true", help="the figures as one JSON object")
-    parser.add_argument("--normalizer", help=f"of both sides: {', '.join(NORMALIZERS)} (default: the model's)")
+    parser.add_argument(
+        "--out", type=Path, help="JSONL to write: id, reference, hypothesis and score of each utterance"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    parser.add_argument("--normalizer", help=f"for both sides: {', '.join(NORMALIZERS)} (default: the model's)")
     add_decoding_options(parser)
     return parser
 
@@ -69,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     seconds, took = figures["seconds"], figures["decoding_seconds"]
     speed = f"{took:.1f} s"
     if recognizer.takes == "sound":
-        speed = f"{seconds:.0f} s of sound in {speed}, {seconds / took:.0f} x real time"
+        speed = f"{seconds:.0f} s of audio in {speed}, {seconds / took:.0f} x real time"
     left_out = f" ({figures['left_out']} more could not be read)" if figures["left_out"] else ""
     say(f"{figures['utterances']} utterances{left_out}, {speed}\n")
 

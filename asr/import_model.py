@@ -14,25 +14,27 @@ from asr.commands import check_no_model, guarded, keep_inputs
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="asr-import-model", description="Turns other toolkits' checkpoints into model folders."
+        prog="asr-import-model", description="Converts other toolkits' checkpoints into model folders."
     )
     parser.add_argument(
         "source", help="OpenAI's .pt file of Whisper, or a Hugging Face folder of Whisper or Speech2Text"
     )
     parser.add_argument("out", help="the model folder to write")
-    parser.add_argument("--vocabulary", help="Whisper's .tiktoken file or vocab.json (default: beside the weights)")
+    parser.add_argument("--vocabulary", help="Whisper's .tiktoken file or vocab.json (default: next to the weights)")
     parser.add_argument(
-        "--language", default="en", help="what a Whisper is told to hear, a Speech2Text writes (default: en)"
+        "--language",
+        default="en",
+        help="language that Whisper is told to expect, or that Speech2Text writes (default: en)",
     )
     parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English")
-    parser.add_argument("--timestamps", action="store_true", help="Whisper writes times, which become segments")
+    parser.add_argument("--timestamps", action="store_true", help="let Whisper write times, which become segments")
     parser.add_argument(
-        "--window", type=float, default=30.0, help="seconds that Whisper's sounds are padded to; less is quicker"
+        "--window", type=float, default=30.0, help="seconds that Whisper's input is padded to; less is faster"
     )
     parser.add_argument(
         "--dtype", default="float32", choices=["float32", "float16", "int8"], help="of the weights on disk"
     )
-    parser.add_argument("--export", action="store_true", help="the other way: a model folder to a Hugging Face folder")
+    parser.add_argument("--export", action="store_true", help="the reverse: a model folder to a Hugging Face folder")
     return parser
 
 

@@ -32,22 +32,22 @@ ERASE, DIM, PLAIN = "\r\033[K", "\033[2m", "\033[0m"  # on a terminal
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="asr-listen",
-        description="Transcribes speech while it is spoken: raw samples of 16 bits, one channel, from standard input.",
+        description="Transcribes live speech: raw 16-bit samples, one channel, from standard input.",
     )
-    parser.add_argument("--rate", type=int, default=16_000, metavar="HZ", help="samples a second (default: 16000)")
+    parser.add_argument("--rate", type=int, default=16_000, metavar="HZ", help="samples per second (default: 16000)")
     parser.add_argument(
         "--format",
         choices=("text", "json"),
         default="text",
-        help="text: a line each time that a pause ends what was said; json: an object a line, drafts among them",
+        help="text: a line for each stretch of speech that a pause ends; json: an object per line, drafts included",
     )
     parser.add_argument(
         "--drafts",
         metavar="STRATEGY",
-        help="how drafts are searched: rescore, greedy or ctc, the quickest (default: rescore; greedy without CTC)",
+        help="search for drafts: rescore, greedy or ctc, the fastest (default: rescore; greedy without CTC)",
     )
-    parser.add_argument("--every", type=float, help="seconds between two drafts at least (default: 0.5)")
-    parser.add_argument("--pause", type=float, default=0.5, help="seconds of one that ends a piece (default: 0.5)")
+    parser.add_argument("--every", type=float, help="least seconds between two drafts (default: 0.5)")
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds of silence that end a piece (default: 0.5)")
     add_decoding_options(parser, batch_seconds=None)
     return parser
 
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> None:
     from asr.decode.listening import DRAFTS, EVERY, drafter_of, drained, listen
 
     if args.drafts not in (None, *DRAFTS):
-        raise ValueError(f"--drafts is one of {', '.join(DRAFTS)}, not {args.drafts}")
+        raise ValueError(f"--drafts must be one of {', '.join(DRAFTS)}, not {args.drafts}")
 
     def end(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -191,7 +191,7 @@ class Connection:
             raise WebSocketDisconnect(message["code"])
         blocks, marks = self.inbox.qsize(), self.marks.qsize()
         if self.put - self.taken > MOST_BYTES or blocks > MOST_BLOCKS or marks > MOST_MARKS:
-            raise _Behind("what was sent is too far ahead of what is heard")
+            raise _Behind("the client is too far ahead of processing")
         event: Any = None
         try:
             event = json.loads(message.get("text") or "")

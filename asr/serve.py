@@ -17,17 +17,19 @@ LARGEST_EVENT = 16 * 2**20  # bytes of a realtime one
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="asr-serve", description="Serves transcripts over HTTP, by OpenAI's POST /v1/audio/transcriptions."
+        prog="asr-serve", description="Serves transcription over HTTP, with OpenAI's POST /v1/audio/transcriptions."
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1; 0.0.0.0: all)")
-    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes one that is free")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1; 0.0.0.0: all)")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 picks a free one")
     group = parser.add_argument_group("limits")
-    group.add_argument("--at-once", type=int, default=16, help="recordings read at once, others wait (default: 16)")
-    group.add_argument("--max-waiting", type=int, default=100, help="of these, more are refused (default: 100)")
+    group.add_argument("--at-once", type=int, default=16, help="recordings read at once; others wait (default: 16)")
+    group.add_argument(
+        "--max-waiting", type=int, default=100, help="requests that may wait; more are refused (default: 100)"
+    )
     group.add_argument("--streams", type=int, default=16, help="realtime connections at once (default: 16)")
-    group.add_argument("--max-mib", type=float, default=200.0, help="of a request (default: 200)")
-    group.add_argument("--max-seconds", type=float, default=14_400.0, help="of a recording (default: 14400, 4 h)")
-    group.add_argument("--grace-seconds", type=int, default=30, help="to answer in after SIGTERM (default: 30)")
+    group.add_argument("--max-mib", type=float, default=200.0, help="largest request (default: 200)")
+    group.add_argument("--max-seconds", type=float, default=14_400.0, help="longest recording (default: 14400, 4 h)")
+    group.add_argument("--grace-seconds", type=int, default=30, help="time to answer after SIGTERM (default: 30)")
     add_decoding_options(parser, batch_seconds=120.0)
     return parser
 
@@ -53,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
     with socket.create_server(address[:2], family=family) as listening:
         recognizer = load_recognizer(args)
         if recognizer.takes != "sound":
-            raise ValueError(f"--model: sound is served, and this model takes {recognizer.takes}")
+            raise ValueError(f"--model: the server takes sound, but this model takes {recognizer.takes}")
         recognizer.word_times = recognizer.model.transformer.ctc is not None
         limits = Limits(args.at_once, args.max_waiting, args.max_mib, args.max_seconds, args.streams)
         app = application(recognizer, args.model or "english", limits)

@@ -66,7 +66,7 @@ def asked_for(form: FormData) -> Asked:
     if unknown := next((name for name in given if name not in (*FIELDS, "phrases[]")), None):
         raise ValueError(f"{unknown} is not known here; fields are {', '.join(FIELDS)}")
     if isinstance(given.get("file", ""), str):
-        raise ValueError("file must be a sound file")
+        raise ValueError("file must be an audio file")
     if no_text := next((name for name, value in given.items() if name != "file" and not isinstance(value, str)), None):
         raise ValueError(f"{no_text} must be text, not a file")
     response_format = given.get("response_format", "json")
@@ -76,7 +76,7 @@ def asked_for(form: FormData) -> Asked:
     if wrong := set(granularities) - {"word", "segment"}:
         raise ValueError(f"timestamp_granularities[] are word and segment, not {', '.join(wrong)}")
     if given.get("stream", "false").lower() != "false":
-        raise ValueError("stream: transcripts are sent whole")
+        raise ValueError("stream: transcripts are only sent whole")
     options: dict[str, Any] = {}
     lines = [line for text in form.getlist("phrases") + form.getlist("phrases[]") for line in text.splitlines()]
     if phrases := tuple(line for line in lines if line.strip()):
@@ -141,7 +141,7 @@ class Service:
             try:
                 asked = asked_for(form)
                 if asked.all_words and not self.shared.recognizer.word_times:
-                    raise ValueError("timestamp_granularities[]: the model has no CTC, which finds words in time")
+                    raise ValueError("timestamp_granularities[]: the model has no CTC, which gives the times of words")
             except ValueError as error:
                 raise HTTPException(400, str(error)) from None
             transcript = await self._transcript(request, asked)

@@ -25,15 +25,18 @@ def parser() -> argparse.ArgumentParser:
         "files",
         nargs="+",
         metavar="FILE",
-        help="sound (wav, flac, ogg, opus, mp3, ...), or a folder of it; - is stdin; or what else the model takes",
+        help="audio (wav, flac, ogg, opus, mp3, ...) or a folder of it; - for stdin; or other input of the model",
     )
     parser.add_argument(
-        "--format", choices=FORMATS, default="text", help="json: one object a file; subtitles: srt, vtt; words: ctm"
+        "--format",
+        choices=FORMATS,
+        default="text",
+        help="json: one object per file; srt, vtt: subtitles; ctm: word times",
     )
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for a file of each transcript")
-    parser.add_argument("--skip-existing", action="store_true", help="go on where --out holds some of them already")
-    parser.add_argument("--channel", type=int, metavar="N", help="hear this one of several, from 0 on (default: all)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for one file per transcript")
+    parser.add_argument("--skip-existing", action="store_true", help="skip those that --out already holds")
+    parser.add_argument("--channel", type=int, metavar="N", help="use only this channel, from 0 on (default: all)")
     add_decoding_options(parser)
     return parser
 
@@ -53,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.format != "text" and recognizer.model.transformer.ctc and not is_text:
         recognizer.word_times = True
     elif args.format == "ctm":
-        raise ValueError("--format ctm needs the times of words, which a model without CTC cannot give")
+        raise ValueError("--format ctm needs the times of words, which a model without CTC does not have")
     named = len(files) > 1 and not is_text
     with progress_bar(_seconds(files) if sys.stderr.isatty() and not is_text else 0.0) as advance:
         for transcript, place in zip(recognizer.transcribe_all(files, advance), places, strict=True):
@@ -93,7 +96,7 @@ def _places(files: list[str], names: list[str], args: argparse.Namespace, is_tex
         raise ValueError("this model reads text, whose lines are printed as text or as JSON")
     if not args.out:
         if len(files) > 1 and args.format in ("srt", "vtt"):
-            raise ValueError(f"--format {args.format} of several files wants a folder for them: --out DIR")
+            raise ValueError(f"--format {args.format} of several files needs a folder for them: --out DIR")
         if args.format == "ctm" and (twice := first_repeated(ctm_name(Path(file).stem) for file in files)):
             raise ValueError(f"--format ctm: several of the files would be called {twice}")
         return [None] * len(files)
@@ -110,7 +113,7 @@ def _places(files: list[str], names: list[str], args: argparse.Namespace, is_tex
     except OSError as error:  # a name that is too long, too
         raise ValueError(f"--out: {error}") from None
     if there and not args.skip_existing:
-        raise ValueError(f"--out: {there} is there already (--skip-existing goes on with the others)")
+        raise ValueError(f"--out: {there} exists already (--skip-existing continues with the others)")
     return places
 
 

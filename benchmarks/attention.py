@@ -66,7 +66,7 @@ def draw(rows: list[tuple[float, dict[str, tuple[float, float]]]], out: Path) ->
     figure = Figure(figsize=(10, 4), layout="constrained")
     minutes = [seconds / 60 for seconds, _ in rows]
     for i, title in enumerate(("seconds for a pass", "MiB for a pass")):
-        axes = figure.add_subplot(1, 2, i + 1, title=title, xlabel="minutes of sound", xscale="log", yscale="log")
+        axes = figure.add_subplot(1, 2, i + 1, title=title, xlabel="minutes of audio", xscale="log", yscale="log")
         for kind in KINDS:
             axes.plot(minutes, [values[kind][i] for _, values in rows], marker="o", label=f"{kind} attention")
         axes.grid(alpha=0.3)

@@ -326,7 +326,7 @@ def main() -> None:
                 f"| {name} | {figures if isinstance(figures, str) else format(figures['seconds'], '.2f')} |", flush=True
             )
     elif args.table == "growth":
-        print("| utterances | s of sound | CPU s | peak MiB |\n| --- | --- | --- | --- |")
+        print("| utterances | s of audio | CPU s | peak MiB |\n| --- | --- | --- | --- |")
         ours = [__file__, "recognisers", args.corpus, "--row", next(iter(RECOGNISERS))]
         for limit in (args.limit, 2 * args.limit, 4 * args.limit):
             with tempfile.TemporaryDirectory() as folder:
@@ -338,7 +338,7 @@ def main() -> None:
         from asr.decode.scoring import word_errors
         from asr.text.normalizer import english
 
-        print("| recogniser | s of sound a CPU second | peak MiB | WER % |\n| --- | --- | --- | --- |")
+        print("| recogniser | s of audio per CPU second | peak MiB | WER % |\n| --- | --- | --- | --- |")
         with tempfile.TemporaryDirectory() as folder:
             said, seconds = write_sounds(args.corpus, args.limit, Path(folder))
             for name in RECOGNISERS:

@@ -57,7 +57,7 @@ def main() -> None:
         _, seconds = write_sounds(args.corpus, args.limit, Path(folder))
         paths = sorted(Path(folder).glob("*.wav"))
         if args.realtime:
-            print("| clients | median s | 95 % below | deltas a minute of sound |")
+            print("| clients | median s | 95 % below | deltas per minute of audio |")
             print("| --- | --- | --- | --- |")
             for clients in args.clients:
                 waited, deltas = while_spoken(paths, clients, args.threads, shlex.split(args.options))
@@ -70,7 +70,7 @@ def main() -> None:
             sounds = [samples(str(path)) for path in paths]
             whole = np.concatenate(sounds * (1 + int(args.long / seconds)))[: round(args.long * 16_000)]
             soundfile.write(long, whole, 16_000)
-        print("| batches | clients | s of sound a second | requests a second | median s | 95 % below |")
+        print("| batches | clients | s of audio per second | requests per second | median s | 95 % below |")
         print("| --- | --- | --- | --- | --- | --- |")
         for name, options in BATCHES.items():
             for clients in args.clients:

@@ -172,7 +172,7 @@ def preset(name: str) -> ModelConfig:
 
 
 def measure(toolkit: str, precision: str, args: argparse.Namespace) -> dict:
-    """Seconds of sound trained on a second, the memory that it takes, and what a large matrix product reaches."""
+    """Seconds of audio trained on per second, the memory that it takes, and what a large matrix product reaches."""
     import torch
 
     from asr.heap import keep_freed_blocks
@@ -271,8 +271,8 @@ def main() -> None:
             found[name].append(measured([__file__, *options, "--row", *name], args.threads))
             print(*name, found[name][-1], file=sys.stderr, flush=True)
     work = flop(preset(args.model), args.lengths)
-    print(f"{work / 1e9:.2f} GFLOP a second of sound; {args.threads} thread(s) on {args.device}\n")
-    print("| model | precision | M parameters | s of sound a second | utilisation % | GiB |\n|" + " --- |" * 6)
+    print(f"{work / 1e9:.2f} GFLOP per second of audio; {args.threads} thread(s) on {args.device}\n")
+    print("| model | precision | M parameters | s of audio per second | utilisation % | GiB |\n|" + " --- |" * 6)
     for (toolkit, precision), figures in found.items():
         if any(isinstance(f, str) for f in figures):
             print(f"| {toolkit} | {precision} | {next(f for f in figures if isinstance(f, str))} | | | |")

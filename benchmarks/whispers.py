@@ -127,7 +127,7 @@ def main() -> None:
         import_model(args.weights / "tiny.en.pt", args.vocabulary).save(args.weights / "tiny.en")
     except ValueError as error:
         parser.error(str(error))
-    print("| Whisper tiny.en | s of sound a CPU second | WER % | as OpenAI's |\n| --- | --- | --- | --- |")
+    print("| Whisper tiny.en | s of audio per CPU second | WER % | as OpenAI's |\n| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         said, seconds = write_sounds(args.corpus, args.limit, Path(folder))
         theirs: dict[str, list[str]] = {}

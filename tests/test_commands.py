@@ -247,7 +247,7 @@ def test_names_that_cannot_be_are_one_line_each(files):
             ["--strategy", "ctc", "--beam-size", "1", "--lm-weight", "0.3"],
             "--strategy ctc with a beam of 1 uses no other",
         ),
-        (["--strategy", "ctc", "--beam-size", "1", "--length-bonus", "3"], "takes the likeliest path"),
+        (["--strategy", "ctc", "--beam-size", "1", "--length-bonus", "3"], "takes the best path"),
         (["--strategy", "ctc", "--ilm-weight", "0.3"], "--strategy ctc is without the decoder"),
         (["--channel", "-1"], "channel counts from 0, and is -1"),
         (["--lm-weight", "0.3"], "--lm-weight 0.3: there is no language model (--lm)"),

@@ -248,7 +248,7 @@ def test_a_training_that_was_told_to_end_is_no_success(capsys):
     with pytest.raises(SystemExit) as ended, ends_in_one_line("asr.train"):
         raise SIGTERMException
     assert ended.value.code == 143
-    assert capsys.readouterr().err == "asr.train: ended by SIGTERM; resume=true goes on\n"
+    assert capsys.readouterr().err == "asr.train: ended by SIGTERM; resume=true continues\n"
 
 
 @pytest.mark.parametrize(("command", "offers"), [("asr.train", True), ("asr.train_lm", False), ("asr.pretrain", False)])
@@ -262,7 +262,7 @@ def test_what_the_end_of_another_process_leads_to_is_one_line(capsys):
     with pytest.raises(SystemExit) as ended, ends_in_one_line("asr.train"):
         raise RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2")
     assert ended.value.code == 1
-    assert capsys.readouterr().err == "asr.train: another process of the training has ended; resume=true goes on\n"
+    assert capsys.readouterr().err == "asr.train: another process of the training has ended; resume=true continues\n"
 
 
 def test_an_interrupted_training_says_how_to_go_on(corpus, tmp_path, monkeypatch, capsys):
@@ -273,4 +273,4 @@ def test_an_interrupted_training_says_how_to_go_on(corpus, tmp_path, monkeypatch
     with pytest.raises(SystemExit) as ended, ends_in_one_line("asr.train"):
         train(options(corpus, tmp_path))
     assert ended.value.code == 130
-    assert "asr.train: interrupted; resume=true goes on\n" in capsys.readouterr().err
+    assert "asr.train: interrupted; resume=true continues\n" in capsys.readouterr().err

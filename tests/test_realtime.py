@@ -146,7 +146,7 @@ def test_who_is_too_far_ahead_of_what_is_heard_is_told(client, monkeypatch, most
     for _ in range(20):
         client.connection.send(json.dumps(event))
     threading.Timer(0.5, go_on.set).start()
-    assert client.hear()[-1]["error"]["message"] == "what was sent is too far ahead of what is heard"
+    assert client.hear()[-1]["error"]["message"] == "the client is too far ahead of processing"
     with pytest.raises(ConnectionClosed) as closed:
         client.connection.recv(timeout=30)
     assert closed.value.rcvd.code == 1008

@@ -66,7 +66,7 @@ def test_many_at_once_are_answered_as_one_is(server, files):
     ("fields", "said"),
     [
         ({"phrase": "Ghibli"}, "phrase is not known here; fields are file, response_format"),
-        ({"stream": "true"}, "stream: transcripts are sent whole"),
+        ({"stream": "true"}, "stream: transcripts are only sent whole"),
         ({"phrases": "a\n" * (MOST_PHRASES + 1)}, "phrases: more than 1000"),
         ({"phrases": "a " * MOST_LETTERS}, "20000 letters in all"),
         ({"phrase_weight": "2"}, "phrase_weight 2: there are no phrases"),
@@ -83,11 +83,11 @@ def test_what_cannot_be_is_said(server, files, fields, said):
 
 
 def test_what_is_no_sound_is_said(server, files):
-    assert "file must be a sound file" in ask(server, model="exp/tiny").json()["error"]["message"]
+    assert "file must be an audio file" in ask(server, model="exp/tiny").json()["error"]["message"]
     answer = ask(server, files / "a.txt")
     assert answer.status_code == 400
     assert answer.json() == {
-        "error": {"message": "a.txt: this is text, not sound", "type": "invalid_request_error"},
+        "error": {"message": "a.txt: this is text, not audio", "type": "invalid_request_error"},
         "text": "",
     }
 

@@ -39,7 +39,7 @@ class SpecAugment(nn.Module):
         """`hertz (d,)`: the middle of each band. Raises ValueError where vocal tracts are to change without it."""
         super().__init__()
         if config.vocal_tract and hertz is None:
-            raise ValueError("spec_augment.vocal_tract scales the frequencies of features.kind=log_mel alone")
+            raise ValueError("spec_augment.vocal_tract works with features.kind=log_mel only")
         self.config = config
         self.register_buffer("hertz", hertz, persistent=False)
 

@@ -19,9 +19,7 @@ DELAY = 1105  # samples by which an encoder and a decoder are late where the fil
 def require_mp3() -> None:
     """Raises ValueError where the installed libsndfile has no MP3."""
     if "MP3" not in soundfile.available_formats():
-        raise ValueError(
-            "the libsndfile that is installed cannot write MP3: it is older than 1.1, or was built without"
-        )
+        raise ValueError("the installed libsndfile cannot write MP3: it is older than 1.1, or was built without it")
 
 
 def through_mp3(samples: np.ndarray, compression: float) -> np.ndarray:

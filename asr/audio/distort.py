@@ -34,7 +34,7 @@ class DistortionConfig:
     def __post_init__(self):
         for each in fields(self):
             if not 0 <= getattr(self, each.name) <= 1:
-                raise ValueError(f"distortion.{each.name} is a probability, not {getattr(self, each.name)}")
+                raise ValueError(f"distortion.{each.name} must be a probability, not {getattr(self, each.name)}")
 
 
 class Distortion(nn.Module):

@@ -49,7 +49,7 @@ class FeatureConfig:
         if self.dim < 1 or self.hop_ms <= 0 or self.window_ms < self.hop_ms:
             raise ValueError("features: dim and hop_ms must be positive, window_ms at least hop_ms")
         if self.takes == "sound" and not round(self.hop_ms * SAMPLE_RATE / 1000):
-            raise ValueError(f"features.hop_ms={self.hop_ms} is less than a sample")
+            raise ValueError(f"features.hop_ms={self.hop_ms} is shorter than a sample")
 
     @property
     def takes(self) -> str:

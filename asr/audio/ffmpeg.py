@@ -31,7 +31,7 @@ def decode_with_ffmpeg(
     try:
         import av
     except ImportError:
-        raise AudioError(f"{name}: {reason} FFmpeg may read it: pip install av") from None
+        raise AudioError(f"{name}: {reason} FFmpeg may be able to read it: pip install av") from None
     heard = end = 0.0
     try:
         with _opened(file) as container:
@@ -49,7 +49,7 @@ def decode_with_ffmpeg(
                         samples = piece.to_ndarray()  # (channels, N)
                         if (channel or 0) >= len(samples):
                             there = f"its channels are 0 to {len(samples) - 1}"
-                            raise AudioError(f"{name}: {there}, and {channel} was asked for")
+                            raise AudioError(f"{name}: {there}, not {channel}")
                         heard += samples.shape[1] / sample_rate
                         mono = samples.mean(axis=0) if channel is None else samples[channel]
                         yield mono[max(0, unwanted) :]

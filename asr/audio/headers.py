@@ -24,7 +24,7 @@ class AudioError(ValueError):
 def check_rate(sound: SoundFile, name: str) -> None:
     """Raises AudioError for a rate that no recording has."""
     if not RATES[0] <= sound.samplerate <= RATES[1]:
-        raise AudioError(f"{name}: its header says {sound.samplerate} samples a second")
+        raise AudioError(f"{name}: its header says {sound.samplerate} samples per second")
 
 
 def check_missing(seconds: float, name: str) -> None:

@@ -52,7 +52,7 @@ def as_matrix(matrix: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         matrix = matrix.astype(np.float32)
     if not np.isfinite(matrix).all():
-        raise AudioError(f"{name}: a feature matrix is finite, and this one is not")
+        raise AudioError(f"{name}: the feature matrix has values that are not finite")
     return matrix
 
 

@@ -200,7 +200,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
     except soundfile.LibsndfileError as error:
         file.seek(0)
         if _is_text(file.read(1000)):
-            raise AudioError(f"{name}: this is text, not sound") from None
+            raise AudioError(f"{name}: this is text, not audio") from None
         yield from by_ffmpeg(str(error))
         return
     with sound:
@@ -228,7 +228,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
                 raise AudioError(f"{name}: damaged before {skipped} s ({error})") from None
         most = sys.maxsize if stop is None else (stop - skipped) * sound.samplerate
         if (channel or 0) >= sound.channels:
-            raise AudioError(f"{name}: its channels are 0 to {sound.channels - 1}, and {channel} was asked for")
+            raise AudioError(f"{name}: its channels are 0 to {sound.channels - 1}, not {channel}")
         blocks = _soundfile_blocks(sound, file, most, promised, name)
         only = 0 if sound.channels == 1 else channel
         mono = (block.mean(axis=1) if only is None else block[:, only] for block in blocks)

@@ -67,7 +67,7 @@ def _copies(cuts: CutSet, folder: Path, written: list[Path]) -> Iterator[MonoCut
         raise ValueError(f"--wav {folder}: two utterances would be written to {twice}")
     there = next((path for path in paths if path.exists()), None)
     if there:
-        raise ValueError(f"--wav {folder}: {there} is there already, and may be another corpus'")
+        raise ValueError(f"--wav {folder}: {there} is there already, and may belong to another corpus")
     for cut, sound in iterate(cuts):
         written.append(_wav(cut.id, folder))
         copy = _as_wav(cut.id, sound, "", None, folder)
@@ -108,7 +108,7 @@ def split(args: argparse.Namespace) -> None:
     cuts = open_corpus(args.corpus)
     speakers = sorted({speaker for cut in cuts if (speaker := cut.supervisions[0].speaker)})
     if not speakers:
-        raise ValueError(f"{', '.join(args.corpus)}: no speaker is known; sample --rest splits utterances at random")
+        raise ValueError(f"{', '.join(args.corpus)}: no speakers are known; sample --rest splits utterances at random")
     if len(speakers) <= args.speakers:
         raise ValueError(f"{', '.join(args.corpus)}: {len(speakers)} speakers; {args.speakers} cannot be split off")
     chosen = set(random.Random(args.seed).sample(speakers, args.speakers))
@@ -163,7 +163,7 @@ def main() -> None:
     corpus, cuts, untranscribed, seed = (argparse.ArgumentParser(add_help=False) for _ in range(4))
     corpus.add_argument("corpus", nargs="+")
     cuts.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
-    untranscribed.add_argument("--untranscribed", action="store_true", help="sound without transcripts will do")
+    untranscribed.add_argument("--untranscribed", action="store_true", help="accept audio without transcripts")
     seed.add_argument("--seed", type=int, default=1)
     parser = argparse.ArgumentParser(prog="asr-corpus", description=f"A corpus is {FORMS}.")
     commands = parser.add_subparsers(required=True)
@@ -178,24 +178,26 @@ def main() -> None:
     sub.add_argument("--out", type=Path, required=True, help="folder for LibriSpeech/PART")
     sub.add_argument("--url", default=OPENSLR, help=f"server (default: {OPENSLR})")
     sub = command(prepare, "check a corpus and write it as Lhotse cuts", corpus, cuts, untranscribed)
-    sub.add_argument("--wav", type=Path, help="folder for the decoded sound: reading it costs training next to nothing")
+    sub.add_argument("--wav", type=Path, help="folder for the decoded audio, which training reads at next to no cost")
     sub = command(sample, "draw some utterances", corpus, cuts, seed)
     sub.add_argument("--utterances", type=int, required=True)
-    sub.add_argument("--rest", type=cuts_path, help="cuts of the others: without known speakers the way to a dev set")
+    sub.add_argument("--rest", type=cuts_path, help="cuts of the rest, for a dev set where speakers are unknown")
     sub = command(split, "split some speakers off", corpus, cuts, seed)
-    sub.add_argument("--speakers", type=int, required=True, help="how many, drawn for --out")
-    sub.add_argument("--rest", type=cuts_path, required=True, help="cuts of the other speakers")
+    sub.add_argument("--speakers", type=int, required=True, help="how many to draw for --out")
+    sub.add_argument("--rest", type=cuts_path, required=True, help="cuts of the remaining speakers")
     sub = command(shard, "write a corpus as shards (Lhotse Shar)", corpus, untranscribed)
     sub.add_argument("--out", type=Path, required=True, help="folder for the shards")
-    sub.add_argument("--size", type=int, default=1000, help="utterances in each (default: 1000)")
+    sub.add_argument("--size", type=int, default=1000, help="utterances per shard (default: 1000)")
     what = "utterances of long cuts with word times (asr.align): cut in the pauses between words"
     sub = command(segment, what, corpus, cuts)
-    sub.add_argument("--seconds", type=float, default=15.0, help="that an utterance has at most (default: 15)")
+    sub.add_argument("--seconds", type=float, default=15.0, help="longest utterance (default: 15)")
     what = "new utterances of cuts with word times (asr.align): words replaced by others of the same speaker"
     sub = command(splice, what, corpus, cuts, seed)
-    sub.add_argument("--wav", type=Path, required=True, help="folder for the sound")
-    sub.add_argument("--share", type=float, default=0.5, help="of the words that are replaced (default: 0.5)")
-    sub.add_argument("--copies", type=int, default=1, help="of each utterance, each with words of its own (default: 1)")
+    sub.add_argument("--wav", type=Path, required=True, help="folder for the audio")
+    sub.add_argument("--share", type=float, default=0.5, help="share of the words to replace (default: 0.5)")
+    sub.add_argument(
+        "--copies", type=int, default=1, help="copies of each utterance, each with other words (default: 1)"
+    )
     args = parser.parse_args()
     keep_inputs(getattr(args, "corpus", []), args.out, getattr(args, "rest", None))
     logging.basicConfig(level=logging.INFO, format="%(message)s")

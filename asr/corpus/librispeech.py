@@ -70,7 +70,7 @@ def download_librispeech(part: str, folder: Path, url: str = OPENSLR) -> Path:
             if archive.stat().st_size < _size(f"{source}/{archive.name}"):
                 raise OSError("the server ended it early")
     except (OSError, HTTPException) as error:  # of the network, or of the disk
-        raise ValueError(f"{source}/{archive.name}: {error}; the same command goes on where it stopped") from None
+        raise ValueError(f"{source}/{archive.name}: {error}; the same command continues where it stopped") from None
     if fetched and published and _md5(archive) != published:
         archive.unlink()
         raise ValueError(f"{archive}: its MD5 sum is not the published one; deleted, run the same command again")

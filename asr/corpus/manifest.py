@@ -44,7 +44,7 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
             yield entry
             continue
         if _is_text(entry):
-            raise ValueError(f"{path}: text to text belongs into a manifest of its own, not into a tar")
+            raise ValueError(f"{path}: text to text belongs in a plain manifest, not in a tar")
         member = members.get(entry["audio_filepath"].removeprefix("./"))
         utterance = _utterance(entry, path)
         # a member that is missing is an empty one: it is reported with the other bad files

@@ -35,7 +35,7 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
     """
     if not isinstance(path, str | Path):
         if not path:
-            raise ValueError("no corpus is given")
+            raise ValueError("no corpus was given")
         return together([open_corpus(one, transcribed) for one in path])
     if is_shards(path):
         return _single(read_shards(path), path, transcribed)
@@ -47,9 +47,9 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 first = file.readline()
             if not first.strip():
-                raise ValueError("there is no cut in it")
+                raise ValueError("there are no cuts in it")
             if "audio_filepath" in json.loads(first):
-                raise ValueError("these are no cuts: a manifest is .jsonl, not packed")
+                raise ValueError("these are not cuts: a manifest is .jsonl, not compressed")
             cuts = CutSet.from_file(path).to_eager()
         return _single(cuts, path, transcribed)
     return make_cuts(_utterances(path, transcribed), str(path))

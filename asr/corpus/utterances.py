@@ -78,7 +78,7 @@ def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
             if utterance.fault:
                 raise AudioError(utterance.fault)
             if utterance.id in seen:
-                raise AudioError("another one is called so (an `id` tells them apart)")
+                raise AudioError("another one has the same name (an `id` tells them apart)")
             cuts.append(_make_cut(utterance, duration_of))
             seen.add(utterance.id)
         except AudioError as error:
@@ -151,9 +151,9 @@ def input_kind(cut: MonoCut) -> str:
 def word_times(cut: MonoCut) -> list[AlignmentItem]:
     """When each word of a cut is said. Raises ValueError for a cut without sound, or without the times of its words."""
     if (kind := input_kind(cut)) != "sound":
-        raise ValueError(f"{cut.id}: sound alone can be cut, and this is {kind}")
+        raise ValueError(f"{cut.id}: only audio can be cut, and this is {kind}")
     if not (words := (cut.supervisions[0].alignment or {}).get("word")):
-        raise ValueError(f"{cut.id}: the times of its words are not known (asr.align finds them)")
+        raise ValueError(f"{cut.id}: the times of its words are unknown (asr.align finds them)")
     return words
 
 
@@ -262,7 +262,7 @@ def fetch(url: str, first: int | None = None, end: int | None = None) -> bytes:
                 raise AudioError(f"{url}: {reason}") from None
             time.sleep(PATIENCE)
     if end is not None and len(data) > end - first:
-        raise AudioError(f"{url}: the server gives no parts of a file")
+        raise AudioError(f"{url}: the server does not support range requests")
     return data
 
 

@@ -53,5 +53,7 @@ class NGram:
         if any(word in self.model for word in words):
             self.doubted = False
         elif len(words) >= DOUBTFUL:
-            logger.warning("the n-gram model knows none of %s: it wants words as the normaliser writes", sorted(words))
+            logger.warning(
+                "the n-gram model knows none of %s: it needs words as the normaliser writes them", sorted(words)
+            )
             self.doubted = False

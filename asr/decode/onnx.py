@@ -87,7 +87,7 @@ def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) 
         graphs = [unfinished / name for name in (ENCODER, DECODER)]
         most = difference(recognizer, *map(_session, graphs))
         if not most <= TOLERANCE:
-            raise ExportError(f"what the graphs compute differs from what the model does by {most:.2g}")
+            raise ExportError(f"the graphs differ from the model by {most:.2g}")
         if int8:
             for path in graphs:
                 _quantize(path)
@@ -103,7 +103,7 @@ def check_export(folder: str | Path) -> None:
     """Raises ValueError where there is something in the folder or a library is missing, OSError for what is no folder:
     before a model is loaded."""
     if Path(folder).exists() and any(Path(folder).iterdir()):
-        raise ValueError(f"{folder} is not empty: take another folder")
+        raise ValueError(f"{folder} is not empty: choose another folder")
     try:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401

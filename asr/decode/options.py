@@ -49,7 +49,7 @@ class DecodeOptions:
         if self.strategy == "rescore" and not self.ctc_weight:
             raise ValueError("strategy rescore takes its n-best from CTC: ctc_weight must be above 0")
         if self.phrases and self.strategy == "ctc" and self.beam_size == 1:
-            raise ValueError("phrases need a search: strategy ctc with a beam_size of 1 takes the likeliest path")
+            raise ValueError("phrases need a search: strategy ctc with a beam_size of 1 takes the best path")
         for name in ("lm_weight", "ilm_weight", "ngram_weight", "phrase_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite and not negative, not {getattr(self, name)}")

@@ -98,9 +98,11 @@ class Recognizer:
             if not isinstance(language_model, TextModel):
                 language_model = TextModel.load(language_model, model.device)
             if language_model.tokenizer != model.tokenizer:
-                raise ValueError("the language model writes other tokens than the model: train it with its tokenizer")
+                raise ValueError(
+                    "the language model has other tokens than the model: train it with the model's tokenizer"
+                )
             if language_model.transformer.config.eos != model.transformer.config.eos:
-                raise ValueError("the language model ends with another token than the model: train it anew")
+                raise ValueError("the language model has another end token than the model: train it anew")
             self.language_model = with_precision(language_model.transformer.eval(), precision)
         self.ngram = ngram if ngram is None or isinstance(ngram, NGram) else NGram(ngram)
         if attention_window:
@@ -117,7 +119,7 @@ class Recognizer:
         if channel is not None and (not isinstance(channel, Integral) or channel < 0):
             raise ValueError(f"channel counts from 0, and is {channel!r}")
         if channel is not None and self.takes != "sound":
-            raise ValueError(f"channel is of sound, and this model takes {self.takes}")
+            raise ValueError(f"channel is for sound, but this model takes {self.takes}")
         rates = {"sound": SAMPLE_RATE, "matrix": model.front_end.config.frames_per_second, "text": STEPS_PER_SECOND}
         self.rate = rates[self.takes]
         self.window = model.front_end.config.pad_seconds  # seconds that every piece is padded to
@@ -173,7 +175,7 @@ class Recognizer:
         decoded. Raises TypeError for a single recording; for what is none, and whatever `recordings` raises, after the
         transcripts of those before."""
         if is_one(recordings):
-            raise TypeError("transcribe_all takes several recordings: for one there is transcribe")
+            raise TypeError("transcribe_all takes several recordings: use transcribe for one")
         waiting: list[Job] = []
         pieces: list[tuple[Job, Piece]] = []
         raised: list[Exception] = []
@@ -287,7 +289,7 @@ class Recognizer:
 
         Raises ValueError for a model without CTC, or one that reads text."""
         if not self.model.transformer.ctc or self.takes == "text":
-            raise ValueError("words are found in time by CTC, and this model has none or reads text")
+            raise ValueError("word times come from CTC, and this model has none or reads text")
         memory, memory_lens = self.encode(inputs)
         tokens = [self.model.tokenizer.encode(text) for text in transcripts]
         spans = ctc_alignments(self.model.transformer.ctc_log_probs(memory), memory_lens, tokens)

@@ -58,11 +58,11 @@ def check_options(model: Transformer, options: DecodeOptions, language_model: La
     """Raises ValueError where the options need a CTC head or a bigram of its transcripts that the model has not."""
     if language_model is not None and options.lm_weight and options.ilm_weight and model.bigram is None:
         raise ValueError(
-            "ilm_weight: no bigram of its transcripts came with this model (asr.train writes one for vocabularies of "
+            "ilm_weight: this model has no bigram of its transcripts (asr.train writes one for vocabularies of "
             f"up to {MOST_TOKENS} tokens)"
         )
     if model.ctc is None and options.strategy != "greedy" and (options.strategy != "beam" or options.ctc_weight):
-        raise ValueError("this model has no CTC head: take strategy beam with a ctc_weight of 0, or greedy")
+        raise ValueError("this model has no CTC head: use strategy beam with a ctc_weight of 0, or greedy")
 
 
 def _rescored(

@@ -148,6 +148,6 @@ class SharedRecognizer:
                 failure = error if isinstance(error, Exception) else RuntimeError(f"decoding ended by {error!r}")
                 batch[0].found.set_exception(failure)
                 return
-            logger.exception("a batch of %d pieces failed, each of which is decoded alone now", len(batch))
+            logger.exception("a batch of %d pieces failed; each is now decoded alone", len(batch))
             for call in batch:
                 self._decode([call])

@@ -60,4 +60,4 @@ def load_tuning(folder: str | Path) -> Tuning:
         calibration = calibration and Calibration(**calibration)
         return Tuning(options, calibration, language_model, bool(tuned.get("int8")), tuned.get("piece_seconds"))
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: not a tuning that this version reads ({error})") from None
+        raise ModelError(f"{path}: not a tuning that this version can read ({error})") from None

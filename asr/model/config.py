@@ -1,4 +1,4 @@
-"""What a model is: one validated dataclass, saved with the weights, from which `Transformer` builds itself."""
+"""The shape of a model: one validated dataclass, saved with the weights, from which `Transformer` builds itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POSITIVE = (
 class ModelConfig:
     """A Transformer encoder-decoder with a front end (a convolutional subsampler, for sound) and a CTC head.
 
-    Other toolkits' models are choices of it, too (`asr.model.foreign`)."""
+    Other toolkits' models are instances of it, too (`asr.model.foreign`)."""
 
     vocab_size: int = 32  # V: blank, unknown, start and end included
     input_dim: int = 80  # d: width of the features
@@ -39,37 +39,37 @@ class ModelConfig:
     num_heads: int = 4  # H
     d_k: int | None = None  # width of a head's queries and keys; None: D / H
     d_v: int | None = None  # width of a head's values; None: D / H
-    # encoder frames before a frame, and after it, that it attends to; None: all. With both, time and memory of the
-    # encoder grow with the length of a recording and not with its square
+    # encoder frames before and after a frame that it attends to; None: all. With both, the encoder's time and memory
+    # grow linearly with the length of a recording
     attention_left: int | None = None
     attention_right: int | None = None
     attention_bias: bool = True
-    key_bias: bool = True  # of the keys, where attention has biases; Whisper's have none
+    key_bias: bool = True  # whether keys have one, where attention has biases; not in Whisper
     attention_init: str = "xavier_uniform"  # of whole projections; xavier_normal: head by head
     ffn_dim: int = 2048
-    activation: str = "relu"  # of the feed-forward networks: relu, gelu or silu
+    activation: str = "relu"  # of the feed-forward layers: relu, gelu or silu
     norm_first: bool = True  # pre-norm, with one norm after each stack; False: post-norm, as in the paper
     positions: str = "sinusoidal"  # sinusoidal, sinusoidal_halves (all sines first), learned or rotary
     decoder_positions: str | None = None  # the decoder's; None: the same
     first_position: int = 0  # of sinusoids
     max_positions: int = 5000  # length of the learned table
     scale_embedding: bool = True  # embeddings and subsampled features times sqrt(D) before the positions are added
-    tie_output: bool = True  # the decoder's output layer is its embedding
+    tie_output: bool = True  # the decoder's output layer shares its weights with the embedding
     output_bias: bool = True
     ctc: bool = True  # whether there is a CTC head
-    prompt: tuple[int, ...] = (SOS,)  # what the decoder reads before the first token
+    prompt: tuple[int, ...] = (SOS,)  # tokens that the decoder reads before the first one
     eos: int = EOS  # the token that ends a transcript
     suppressed: tuple[int, ...] = (BLANK, SOS)  # tokens that the decoder never writes
-    suppressed_first: tuple[int, ...] = ()  # tokens that do not begin a transcript
-    first_timestamp: int | None = None  # the token of 0 s; it and all after it are times, if the decoder writes times
+    suppressed_first: tuple[int, ...] = ()  # tokens that never begin a transcript
+    first_timestamp: int | None = None  # token of 0 s; it and all after it are times, if the decoder writes times
     # conv2d: over time and frequency; conv1d: over time, GELU, by 2; conv1d_glu: over time, by 4; linear: each frame by
     # itself, by 1; embedding: of token ids, by 1
     subsampler: str = "conv2d"
     subsampling: int = 4  # frames per encoder frame: 2, 4, 6 or 8; 1 with linear and embedding
-    # tokens that are written for an encoder frame, at most; with CTC no more than 1
+    # maximum number of tokens per encoder frame; with CTC no more than 1
     tokens_per_frame: float = 1.0
     subsampling_channels: int = 64
-    conv_kernel: int = 15  # of the conformer's depthwise convolution; odd
+    conv_kernel: int = 15  # of the Conformer's depthwise convolution; odd
     dropout: float = 0.1
 
     def __post_init__(self):
@@ -84,9 +84,9 @@ class ModelConfig:
         if self.vocab_size < 5:
             raise ValueError("model.vocab_size: four special symbols and at least one more are needed")
         if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
-            raise ValueError(f"model.d_model={self.d_model} does not divide into model.num_heads={self.num_heads}")
+            raise ValueError(f"model.d_model={self.d_model} is not divisible by model.num_heads={self.num_heads}")
         if "rotary" in (self.positions, self.positions_of_decoder) and self.key_dim % 2:
-            raise ValueError(f"model.positions=rotary turns pairs: d_k must be even, not {self.key_dim}")
+            raise ValueError(f"model.positions=rotary rotates pairs: d_k must be even, not {self.key_dim}")
         if self.d_model % 2 and any("sinus" in kind for kind in (self.positions, self.positions_of_decoder)):
             raise ValueError(f"model.positions=sinusoidal needs an even model.d_model, not {self.d_model}")
         factors = {"conv2d": (2, 4, 6, 8), "conv1d": (2,), "conv1d_glu": (4,)}.get(self.subsampler, (1,))
@@ -101,10 +101,10 @@ class ModelConfig:
         elif min(self.attention_left, self.attention_right) < 0 or self.attention_left + self.attention_right == 0:
             raise ValueError(
                 f"model.attention_left={self.attention_left}, model.attention_right={self.attention_right}:"
-                " a window has at least one frame beside its own"
+                " a window needs at least one frame besides its own"
             )
         if self.tokens_per_frame <= 0 or (self.ctc and self.tokens_per_frame > 1):
-            raise ValueError("model.tokens_per_frame must be positive, and more than 1 with model.ctc=false alone")
+            raise ValueError("model.tokens_per_frame must be positive, and more than 1 only with model.ctc=false")
         if not self.prompt:
             raise ValueError("model.prompt must name at least one token")
         if self.ctc and self.eos != EOS:

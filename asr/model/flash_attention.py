@@ -46,7 +46,9 @@ def _runs_kernels(device: torch.device) -> bool:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of a compiler, a driver, Triton: there is another way
-        logger.warning("attention takes torch's kernels, and twice the time: its own do not run here (%s)", error)
+        logger.warning(
+            "attention falls back to torch's kernels, which take twice the time: our own do not run here (%s)", error
+        )
         return False
     return True
 

@@ -112,7 +112,7 @@ def described(folder: str | Path, *kinds: str) -> Iterator[dict[str, Any]]:
         raise ModelError(f"{folder}: not a model folder ({error.strerror or error})") from None
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split("\n")[:2]).replace("\t", "")  # torch says in the second what does not fit
-        raise ModelError(f"{folder}: not a model that this version reads ({reason})") from None
+        raise ModelError(f"{folder}: not a model that this version can read ({reason})") from None
 
 
 def load_weights(module: nn.Module, folder: str | Path) -> None:

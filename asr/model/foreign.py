@@ -135,7 +135,7 @@ def export_model(model: SpeechModel, folder: str | Path) -> None:
         or not config.tie_output
         or config.ctc
     ):
-        raise ModelError("only what has the form of Whisper or Speech2Text can be exported")
+        raise ModelError("only models in the form of Whisper or Speech2Text can be exported")
     folder.mkdir(parents=True, exist_ok=True)
     table = HUGGING_FACE if is_whisper else SPEECH2TEXT
     weights = {
@@ -182,7 +182,7 @@ def _built(
         if positions is None:
             continue
         if not torch.allclose(positions.float(), sinusoids_in_halves(*positions.shape), atol=1e-2):
-            raise ValueError(f"{name} holds no sinusoids")
+            raise ValueError(f"{name} does not hold sinusoids")
     return SpeechModel(features, transformer, tokenizer, normalizer).eval()
 
 
@@ -190,7 +190,7 @@ def _from_openai(source: Path, vocabulary: str | Path | None, wanted: WhisperTas
     checkpoint = torch.load(source, map_location="cpu", weights_only=True)
     dims, weights = checkpoint["dims"], checkpoint["model_state_dict"]
     if (dims["n_audio_state"], dims["n_audio_head"]) != (dims["n_text_state"], dims["n_text_head"]):
-        raise ValueError("its encoder and decoder are of different widths")
+        raise ValueError("its encoder and decoder have different widths")
     if vocabulary is None:
         name = "gpt2.tiktoken" if dims["n_vocab"] == 51864 else "multilingual.tiktoken"
         vocabulary = source.parent / name

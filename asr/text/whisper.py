@@ -61,7 +61,7 @@ class WhisperTokenizer(Tokenizer):
         languages = vocab_size - len(tokens) - 2 - len(TASKS) - TIMESTAMPS
         known = LANGUAGES_OF.get(len(tokens), range(len(LANGUAGES) + 1))
         if languages not in known:
-            raise ValueError(f"{path}: {len(tokens)} tokens do not go with a model of {vocab_size}")
+            raise ValueError(f"{path}: {len(tokens)} tokens do not fit a model of {vocab_size}")
         return cls(tokens, languages)
 
     @property
@@ -74,7 +74,7 @@ class WhisperTokenizer(Tokenizer):
         if language not in known or task not in ("transcribe", "translate"):
             raise ValueError(f"this model knows no {language!r} / {task!r}; languages: {', '.join(known)}")
         if not self.is_multilingual and (language, task) != ("en", "transcribe"):
-            raise ValueError("this model transcribes English alone")
+            raise ValueError("this model transcribes English only")
         told = [language, task] if self.is_multilingual else []
         names = ["startoftranscript", *told, *([] if timestamps else ["notimestamps"])]
         return [self.special[name] for name in names]

@@ -46,7 +46,7 @@ class BestCheckpoints(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.data.has_another_dev_set:
-            logger.warning("the dev set is not the one that the best epochs so far were chosen by: the next one counts")
+            logger.warning("the best epochs so far were chosen on another dev set: the choice starts anew")
             self.of_another_set = best_checkpoints(Path(self.dirpath).parent)
             return
         super().load_state_dict(state_dict)  # which may name files that were moved away
@@ -93,7 +93,7 @@ def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> 
 
     Raises ValueError where `paths` is empty, or one of them is not whole."""
     if not paths:
-        raise ValueError("no checkpoint to average: no epoch was scored on the dev set, or what it left is gone")
+        raise ValueError("no checkpoint to average: no epoch was scored on the dev set, or its checkpoint is gone")
     totals: dict[str, Tensor] = {}
     for path in paths:
         state = merge_low_rank(read_checkpoint(Path(path))["state_dict"])

@@ -158,7 +158,7 @@ class Training(L.LightningModule):
         if other:
             shapes = f"{tuple(saved[other].shape)} in the checkpoint and {tuple(own[other].shape)} now"
             raise ValueError(
-                f"resume=true: {other} is {shapes}; what it began from (init_from, tokenizer) is another model now"
+                f"resume=true: {other} is {shapes}; what it started from (init_from, tokenizer) is now another model"
             )
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -181,7 +181,7 @@ class Training(L.LightningModule):
     def _report_skipped(self) -> None:
         total, in_a_row = (int(count) for count in self.skipped.tolist())
         if total > self.reported:
-            logger.warning("%d updates were left out so far: their gradients were not finite", total)
+            logger.warning("%d updates have been skipped so far: their gradients were not finite", total)
             self.reported = total
         if in_a_row >= MOST_SKIPPED:
             raise FloatingPointError(

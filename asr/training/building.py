@@ -57,7 +57,7 @@ def writing_of(folder: str) -> Writing:
     except ModelError as error:
         raise ValueError(f"tokenizer.folder: {error}") from None
     if not isinstance(writing.tokenizer, CharTokenizer | SubwordTokenizer):
-        raise ValueError(f"tokenizer.folder: that of {folder} goes with its model alone (init_from)")
+        raise ValueError(f"tokenizer.folder: that of {folder} only fits its own model (init_from)")
     return writing
 
 
@@ -76,7 +76,7 @@ def load_origin(config: TrainConfig) -> SpeechModel | EncoderModel:
         return SpeechModel.load(config.init_from)
     if config.origin_share or config.new_tokenizer or config.lora_rank:
         raise ValueError(
-            f"{config.init_from} is an encoder: origin_share, new_tokenizer and lora_rank are for a recogniser"
+            f"{config.init_from} is an encoder: origin_share, new_tokenizer and lora_rank need a recogniser"
         )
     return EncoderModel.load(config.init_from)
 

@@ -83,7 +83,7 @@ class EpochLine(EpochTimer):
         module.log_dict({"train/sound_a_second": speed, "train/padding": padding, "train/waiting": waiting})
         epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
         cost = f"{padding:.1f} % padding, {waiting:.1f} % waiting for data, {left:.1f} min left"
-        logger.info("%s: %s; %.0f s (%.0f s of sound a second, %s)", epoch, ", ".join(shown), took, speed, cost)
+        logger.info("%s: %s; %.0f s (%.0f s of audio per second, %s)", epoch, ", ".join(shown), took, speed, cost)
 
 
 class Patience(EarlyStopping):

@@ -51,7 +51,7 @@ class Conditions:
             return read_cut(cut)
         except AudioError as error:
             if cut.recording.id not in self.unreadable:
-                logger.warning("%s cannot be read, and is left out: %s", cut.recording.id, error)
+                logger.warning("%s cannot be read and is left out: %s", cut.recording.id, error)
                 self.unreadable.add(cut.recording.id)
             return np.zeros(0, np.float32)
 

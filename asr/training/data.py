@@ -57,7 +57,7 @@ class SoundData(ResumableData):
         """Leaves out, by name, what is outside the limits, or too short for one encoder frame or too long for the
         encoder's positions."""
         if front_end.config.takes == "text":
-            raise ValueError("features.kind=text: without transcripts an encoder learns from sound or from matrices")
+            raise ValueError("features.kind=text: without transcripts an encoder can only learn from sound or matrices")
         self.window = front_end.config.pad_seconds
         self._take(front_end.config)
 
@@ -80,7 +80,7 @@ class SoundData(ResumableData):
         what they are made from, or where `Conditions` does."""
         for option in ("rirs", "noises", "codec"):
             if getattr(self.config, option) and features.takes != "sound":
-                raise ValueError(f"data.{option} is of sound, and this model takes {features.takes}")
+                raise ValueError(f"data.{option} is for sound, but this model takes {features.takes}")
         is_sound = features.takes == "sound"
         self.conditions = Conditions(self.config) if is_sound else None
         self.speeds = self.config.speeds if is_sound else [1.0]
@@ -330,7 +330,7 @@ def _normalized(cuts: CutSet, normalizer: str, unasked: str = "") -> CutSet:
     if changed:
         logger.warning(
             "data.normalizer=%s, %s, rewrites %d of %d transcripts, as %r, which becomes %r (neutral keeps letters and"
-            " digits, none everything; data.normalizer=%s says that it is meant so)",
+            " digits, none keeps everything; data.normalizer=%s confirms that this is intended)",
             *(normalizer, unasked, len(changed), len(cuts), *changed[0], normalizer),
         )
     return fit

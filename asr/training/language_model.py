@@ -67,7 +67,7 @@ class PerplexityLine(EpochTimer):
         took, left = self.took_and_left(trainer)
         perplexity = trainer.callback_metrics["dev/loss"].exp()
         epoch, rate = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", self.tokens / took
-        logger.info("%s: dev perplexity %.2f; %.0f tokens a second, %.1f min left", epoch, perplexity, rate, left)
+        logger.info("%s: dev perplexity %.2f; %.0f tokens per second, %.1f min left", epoch, perplexity, rate, left)
 
 
 def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
@@ -81,7 +81,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     if not last:
         save_tokenizer(recognizer.tokenizer, config.out)
     elif load_tokenizer(config.out) != recognizer.tokenizer:
-        raise ValueError(f"resume=true: {config.tokenizer} has another tokenizer than when this training began")
+        raise ValueError(f"resume=true: {config.tokenizer} has another tokenizer than when this training started")
     written = recognizer.transformer.config
     # as the search feeds it and reads it; without a CTC head any token may be the end
     special = {"prompt": written.prompt[-1:], "eos": written.eos, "ctc": written.ctc}
@@ -111,5 +111,5 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     folder = out / "model"
     if trainer.is_global_zero:
         TextModel(model, recognizer.tokenizer, recognizer.normalizer_name).save(folder, config.export)
-    logger.info("dev perplexity %.2f a token; the language model is in %s", perplexity, folder)
+    logger.info("dev perplexity %.2f per token; the language model is in %s", perplexity, folder)
     return folder, perplexity

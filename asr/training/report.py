@@ -16,7 +16,7 @@ PANELS = (  # title, curves
     ("accuracy on dev (% of the codes)", ("dev/accuracy",)),
     ("learning rate", ("lr/pg1",)),
     ("norm of the gradient", ("train/gradient_norm",)),
-    ("seconds of sound a second", ("train/sound_a_second",)),
+    ("seconds of audio per second", ("train/sound_a_second",)),
     ("padding (% of the frames), waiting for data (% of the time)", ("train/padding", "train/waiting")),
 )
 

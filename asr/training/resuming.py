@@ -46,7 +46,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except (OSError, RuntimeError, pickle.UnpicklingError):
         if not path.is_file():
             raise
-        raise ValueError(f"{path} is not a whole checkpoint: bring the complete file, or move it away") from None
+        raise ValueError(f"{path} is not a complete checkpoint: restore the complete file, or move it away") from None
 
 
 class Resumable(Sampler):
@@ -84,7 +84,7 @@ class ResumableData(L.LightningDataModule):
         epoch = loop.epoch_progress.current.processed
         if self.done[0] == epoch and self.saved_batching != self._batching():
             logger.warning(
-                "epoch %d begins anew: its batches are not those of which %d were done", epoch + 1, self.done[1]
+                "epoch %d starts anew: its batches are not those of which %d were done", epoch + 1, self.done[1]
             )
             self.done = epoch, 0
             loop.epoch_loop.batch_progress.current.reset()
@@ -167,7 +167,7 @@ class LastCheckpoint(Checkpoint):
         if self.ending == number == signal.SIGINT:
             raise KeyboardInterrupt
         if number == signal.SIGINT:
-            logger.warning("saving the training first; Ctrl-C once more does not wait for that")
+            logger.warning("saving the training first; press Ctrl-C again not to wait for that")
         self.ending = number
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:

@@ -54,7 +54,9 @@ def train(config: TrainConfig) -> tuple[Path, float]:
             raise ValueError("tokenizer.folder: init_from and init_decoder_from bring a tokenizer (new_tokenizer=true)")
         writes = writing_of(config.tokenizer.folder)
     if writes and not last and replace(config.tokenizer, folder="") != TokenizerConfig():
-        logger.info("the model's own tokenizer counts, not tokenizer.kind and tokenizer.vocab_size of the options")
+        logger.info(
+            "the model's own tokenizer is used; tokenizer.kind and tokenizer.vocab_size of the options are ignored"
+        )
     data = SpeechData(config.data, config.seed, device_count(config), writes.normalizer_name if writes else None)
     if last:
         tokenizer = load_tokenizer(out)
@@ -107,7 +109,9 @@ def _take_average(
     wer = dev_wer(best)
     # of epochs that had little in common; what is mixed with its origin is not what was scored
     if len(best) > 1 and not config.origin_share and wer > 1.1 * figure_of(best[0]) + 0.5:
-        logger.warning("the average of %d checkpoints has a dev WER of %.2f %%: the best alone counts", len(best), wer)
+        logger.warning(
+            "the average of %d checkpoints has a dev WER of %.2f %%: the best one alone is kept", len(best), wer
+        )
         best = best[:1]
         wer = dev_wer(best)
     return len(best), wer
@@ -120,12 +124,12 @@ def _save(model: SpeechModel, config: TrainConfig, data: SpeechData, folder: Pat
         model.transformer.bigram = Bigram.of(tokens, model.transformer.config)
     model.save(folder, config.export)
     if (folder / TUNING).exists():
-        logger.warning("%s was tuned for other weights: asr.tune --write does it anew", folder / TUNING)
+        logger.warning("%s was tuned for other weights: run asr.tune --write again", folder / TUNING)
     language_model = Path(config.init_from or "", LANGUAGE_MODEL)
     if config.init_from and not config.new_tokenizer and language_model.is_dir():
         logger.info(
             "init_from has a language model, which is not in %s yet: asr.tune DEV --model %s --lm %s"
-            " --lm-weights 0 0.3 0.5 0.7 --ilm-weights 0 0.5 --write takes it where it helps",
+            " --lm-weights 0 0.3 0.5 0.7 --ilm-weights 0 0.5 --write adopts it where it helps",
             folder,
             folder,
             language_model,
@@ -141,7 +145,7 @@ def _take_shape(config: TrainConfig, model: SpeechModel) -> None:
         others = [field for field in asked if getattr(ours, field) != getattr(theirs, field)]
         if config.init_from and others:
             said = ", ".join(f"{other} {getattr(theirs, other)} ({getattr(ours, other)})" for other in others)
-            logger.info("init_from: what the model has counts, not %s of the options (in brackets): %s", name, said)
+            logger.info("init_from: %s settings are the loaded model's, not the options' (in brackets): %s", name, said)
         setattr(config, name, theirs)
 
 
@@ -150,9 +154,9 @@ def _check_config(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
     (`begun`)."""
     takes, weight = model.front_end.config.takes, config.loss.ctc_weight
     if config.distortion != DistortionConfig() and takes != "sound":
-        raise ValueError(f"distortion is of sound, and this model takes {takes}")
+        raise ValueError(f"distortion is for sound, but this model takes {takes}")
     if config.loss.consistency and not model.transformer.ctc:
-        raise ValueError("loss.consistency is of CTC, and this model has no CTC head")
+        raise ValueError("loss.consistency needs CTC, and this model has no CTC head")
     check_options(model.transformer, config.validation)
     if config.lora_rank and weight == 1 and begun and config.freeze_layers == model.transformer.config.encoder_layers:
         raise ValueError("lora_rank with freeze_layers of all layers and loss.ctc_weight=1 leaves nothing to train")

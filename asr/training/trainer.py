@@ -49,13 +49,13 @@ def begin(config: RunConfig) -> Path | None:
     cannot be, ValueError where it was begun sharded and is to go on otherwise, or the reverse, and for a precision that
     a CPU has not."""
     if config.precision == "16-mixed" and accelerator() == "cpu":  # which Lightning would take for bf16-mixed
-        raise ValueError("precision=16-mixed is for a GPU: bf16-mixed and 32-true are for a CPU, too")
+        raise ValueError("precision=16-mixed is for a GPU: on a CPU take bf16-mixed or 32-true")
     _cluster(config)  # which may not fit: before anything is read
     last = Path(config.out) / "checkpoints" / "last.ckpt"
     begun = last.exists()
     if begun and not config.resume:
         raise FileExistsError(
-            f"{config.out} holds a training already: resume=true goes on with it, out=... starts another"
+            f"{config.out} already holds a training: resume=true continues it, out=... starts another"
         )
     if begun:
         _check_goes_on(config, read_checkpoint(last))
@@ -77,8 +77,8 @@ def _check_goes_on(config: RunConfig, checkpoint: dict[str, Any]) -> None:
     saved = checkpoint["config"]
     if (saved.get("strategy") == "fsdp") != (getattr(config, "strategy", "") == "fsdp"):
         raise ValueError(
-            f"{config.out} was begun with strategy={saved['strategy']}, and goes on so: fsdp keeps the optimiser's"
-            " state in another order"
+            f"{config.out} was started with strategy={saved['strategy']} and must continue so:"
+            " fsdp keeps the optimiser's state in another order"
         )
 
 
@@ -87,7 +87,9 @@ def _without_others(checkpoints: Path, resume: bool) -> None:
     resumed, they are removed; any other's raise FileExistsError."""
     for best in best_checkpoints(checkpoints.parent):
         if not resume:
-            raise FileExistsError(f"{best} is of a training that cannot go on: move it away, or take another out=")
+            raise FileExistsError(
+                f"{best} belongs to a training that cannot be resumed: move it away, or choose another out="
+            )
         best.unlink(missing_ok=True)
 
 
@@ -174,7 +176,7 @@ def extent(data: SoundData, model: torch.nn.Module) -> str:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
     of_them = f", {trained:.2f} M of them trained" if trained < parameters else ""
     hours, count = data.train_seconds / 3600, len(data.train_cuts)
-    return f"{hours:.2f} h of sound in {count} utterances, {parameters:.1f} M parameters{of_them}"
+    return f"{hours:.2f} h of audio in {count} utterances, {parameters:.1f} M parameters{of_them}"
 
 
 @torch.inference_mode()

@@ -166,7 +166,7 @@ def test_what_a_header_does_not_count_is_left_out_at_the_end_where_ffmpeg_is_mis
 
 def test_a_header_of_no_rate_is_named(tmp_path, tone):
     soundfile.write(tmp_path / "a.wav", tone(), 5)
-    with pytest.raises(AudioError, match="5 samples a second"):
+    with pytest.raises(AudioError, match="5 samples per second"):
         read_audio(tmp_path / "a.wav")
 
 
@@ -176,5 +176,5 @@ def test_a_header_of_a_damaged_rate_is_named_before_a_filter_is_made_for_it(tmp_
     header = bytearray((tmp_path / "a.wav").read_bytes())
     header[27] = 0x59
     (tmp_path / "a.wav").write_bytes(header)
-    with pytest.raises(AudioError, match="1493188224 samples a second"):
+    with pytest.raises(AudioError, match="1493188224 samples per second"):
         read(tmp_path / "a.wav")

@@ -229,7 +229,7 @@ def test_a_sound_that_ends_before_its_transcript_is_left_out(tmp_path, tone, cap
         ("m.tar", "oops", "not an uncompressed tar"),
         ("m.jsonl.gz", "oops", r"m\.jsonl\.gz: cannot be read"),
         ("m.docx", "oops", "not a corpus"),
-        ("m.jsonl.gz", gzip.compress(b"", mtime=0), "there is no cut in it"),
+        ("m.jsonl.gz", gzip.compress(b"", mtime=0), "there are no cuts in it"),
         ("m.jsonl.gz", gzip.compress(b'{"audio_filepath": "a.wav"}', mtime=0), "a manifest is .jsonl, not packed"),
     ],
 )

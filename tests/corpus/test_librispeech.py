@@ -94,7 +94,7 @@ def test_a_download_that_broke_off_goes_on_where_it_stopped(server, tmp_path):
 
 def test_a_download_that_the_server_ends_early_goes_on_too(server, tmp_path):
     for server.broken in (".txt", ".gz"):
-        with pytest.raises(ValueError, match="the same command goes on where it stopped"):
+        with pytest.raises(ValueError, match="the same command continues where it stopped"):
             download_librispeech("dev-clean-2", tmp_path, server.url)
     size = len(server.files["/31/dev-clean-2.tar.gz"])
     assert (tmp_path / "dev-clean-2.tar.gz").stat().st_size == size // 2

@@ -82,7 +82,7 @@ def test_a_folder_without_a_part_is_no_model(tiny_model, tmp_path, missing):
 def test_damaged_weights_are_a_clear_error(tiny_model, tmp_path):
     tiny_model.save(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
-    with pytest.raises(ModelError, match="not a model that this version reads"):
+    with pytest.raises(ModelError, match="not a model that this version can read"):
         SpeechModel.load(tmp_path)
 
 

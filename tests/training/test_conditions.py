@@ -125,7 +125,7 @@ def test_what_is_of_sound_is_refused_where_there_is_none(tmp_path, option, what)
         np.save(tmp_path / part / "a.npy", np.ones((200, 7), np.float32))
         (tmp_path / part / "a.txt").write_text("one")
     matrix = ["features.kind=matrix", "features.dim=7"]
-    with pytest.raises(ValueError, match=f"^{what} is of sound, and this model takes matrix"):
+    with pytest.raises(ValueError, match=f"^{what} is for sound, but this model takes matrix"):
         train(options(tmp_path, tmp_path / "exp", *matrix, option))
 
 

@@ -141,7 +141,7 @@ def test_processes_that_are_told_to_end_at_different_moments_end_together(traine
             time.sleep(0.05)
         said = caller.communicate(timeout=60)[1]
     assert caller.returncode == 143, said
-    assert "ended by SIGTERM; resume=true goes on" in said
+    assert "ended by SIGTERM; resume=true continues" in said
     assert 0 < last_checkpoint(out)["global_step"] < 4000
 
 
