@@ -1,4 +1,4 @@
-"""Reading sound: any file that libsndfile (or, where PyAV is installed, FFmpeg) knows becomes mono float32 at 16 kHz.
+"""Reading audio: any file that libsndfile (or, if PyAV is installed, FFmpeg) can decode becomes mono float32 at 16 kHz.
 Lines of text are read here, too.
 
 Everything streams in blocks, so that a file of any length is read in bounded memory.
@@ -31,17 +31,17 @@ AUDIO_SUFFIXES = frozenset(
     f".{name}"
     for name in "wav flac ogg oga opus mp3 aiff aif au sph w64 rf64 caf m4a mp4 mov webm mkv aac wma".split()  # noqa: SIM905
 )
-LOUDEST = 2**31  # of samples that are not taken for damaged: whole numbers of 32 bits, written as floats
+LOUDEST = 2**31  # louder samples are taken for damage; 32-bit integers written as floats are not
 _BLOCK_SECONDS = 30
-_MARGIN = 0.2  # seconds around a part of a file that are decoded, too: what resamplers and decoders reach
-_FINEST = 640  # parts of a sample at 16 kHz in which other rates are counted: 11,025 Hz needs so many
+_MARGIN = 0.2  # seconds around a part of a file that are decoded, too: the reach of resamplers and decoders
+_FINEST = 640  # largest denominator of a rate as a fraction of 16 kHz: 11,025 Hz needs it
 
 Source = str | os.PathLike | bytes | BinaryIO
 
 
 def files_under(folder: str | os.PathLike, skip: Callable[[AudioError], None] | None = None) -> Iterator[Path]:
-    """All files in a folder and those in it, also in linked ones, in any order; what is hidden is left out. A folder
-    that cannot be read is told to `skip`; without that, raises AudioError."""
+    """All files in a folder and its subfolders, also in linked ones, in any order; hidden ones are left out. A folder
+    that cannot be read is reported to `skip`; without `skip`, raises AudioError."""
 
     def unreadable(error: OSError) -> None:
         failure = AudioError(f"{printable(error.filename)}: {error.strerror}")
@@ -53,7 +53,7 @@ def files_under(folder: str | os.PathLike, skip: Callable[[AudioError], None] | 
     for parent, folders, files in os.walk(folder, followlinks=True, onerror=unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
         place = os.path.realpath(parent)
-        if place in seen:  # a link to a folder that it lies in
+        if place in seen:  # a link to a folder that contains it
             folders.clear()
             continue
         seen.add(place)
@@ -61,7 +61,7 @@ def files_under(folder: str | os.PathLike, skip: Callable[[AudioError], None] | 
 
 
 def printable(path: str | os.PathLike) -> str:
-    """A path as text: what in it is not UTF-8 becomes U+FFFD."""
+    """A path as text: whatever is not UTF-8 becomes U+FFFD."""
     return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in os.fsdecode(path))
 
 
@@ -73,10 +73,10 @@ def read_audio(
     channel: int | None = None,
 ) -> np.ndarray:
     """Samples `(N,)`, float32 in [-1, 1] (a file's own floats as they are), 16 kHz, of a path, `-` (standard input),
-    bytes or a binary file: those from `start` to `end` seconds that there are. Of the rest as little is decoded as the
-    format allows. Of several channels their mean, or the one that `channel` names, from 0 on.
+    bytes or a binary file: those from `start` to `end` seconds, as far as there are any. As little of the rest is
+    decoded as the format allows. Several channels are averaged, or `channel` selects one, counted from 0.
 
-    `name` is what errors call the source. Raises AudioError for what is missing, empty or no sound.
+    `name` is what errors call the source. Raises AudioError if the source is missing, empty or not audio.
     """
     begin = max(0, math.floor(start - _MARGIN))
     stop = None if end == math.inf else math.ceil(end + _MARGIN)
@@ -95,7 +95,7 @@ def stream_audio(source: Source, name: str | None = None, channel: int | None = 
 def _stream(
     source: Source, name: str | None, begin: int, stop: int | None, channel: int | None
 ) -> Iterator[np.ndarray]:
-    """The same from `begin` seconds on, as far as there are any; about those to `stop`."""
+    """The samples from `begin` seconds on, as far as there are any, up to about `stop`."""
     name = name or ("<bytes>" if isinstance(source, bytes) else "<stdin>" if source == "-" else str(source))
     file = _open(source, name)
     try:
@@ -108,7 +108,7 @@ def _stream(
 
 
 def _between(blocks: Iterator[np.ndarray], first: int, last: int) -> Iterator[np.ndarray]:
-    """Of the samples in blocks those from `first` to before `last`."""
+    """The samples of the blocks from `first` up to `last` (exclusive)."""
     place = 0
     for block in blocks:
         yield block[max(0, first - place) : max(0, last - place)]
@@ -118,7 +118,7 @@ def _between(blocks: Iterator[np.ndarray], first: int, last: int) -> Iterator[np
 
 
 def read_duration(source: Source, name: str | None = None) -> float:
-    """Seconds of sound, from the header where the format has it. Raises AudioError like `read_audio`."""
+    """Duration in seconds, from the header if the format has it. Raises AudioError like `read_audio`."""
     name = name or str(source)
     with _open(source, name) as file:
         with contextlib.suppress(soundfile.LibsndfileError), undisturbed(), soundfile.SoundFile(file) as sound:
@@ -133,8 +133,8 @@ def read_duration(source: Source, name: str | None = None) -> float:
 
 
 def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
-    """The lines of a text file in UTF-8 (`-`: standard input), without their ends; `name` is what errors call it.
-    Raises AudioError for what is no text."""
+    """The lines of a text file in UTF-8 (`-`: standard input), without line ends; `name` is what errors call the file.
+    Raises AudioError if it is not text."""
     name = name or ("<stdin>" if source == "-" else str(source))
     with _open(source, name) as file:
         for number, line in enumerate(file, 1):
@@ -145,8 +145,8 @@ def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
 
 
 def write_wav(path: str | os.PathLike, samples: np.ndarray) -> None:
-    """Writes mono float samples `(N,)` at 16 kHz in the format of the file's suffix. Raises OSError naming a file that
-    could not be written whole, and leaves none."""
+    """Writes mono float samples `(N,)` at 16 kHz in the format of the file's suffix. If it cannot be written
+    completely, raises OSError naming the file, and leaves none."""
     try:
         soundfile.write(path, within_range(samples), SAMPLE_RATE)
     except soundfile.LibsndfileError as error:
@@ -155,7 +155,7 @@ def write_wav(path: str | os.PathLike, samples: np.ndarray) -> None:
 
 
 def within_range(samples: np.ndarray) -> np.ndarray:
-    """`samples (N,)`, quieter where they go beyond [-1, 1], at which a file of whole numbers clips them."""
+    """`samples (N,)`, scaled down if they exceed [-1, 1], where a file of integers would clip them."""
     peak = np.abs(samples).max(initial=0.0)
     return samples / peak if peak > 1 else samples
 
@@ -169,12 +169,12 @@ def _open(source: Source, name: str) -> BinaryIO:
         except (OSError, TypeError, ValueError) as error:  # closed, or open for text or for writing
             raise AudioError(f"{name}: cannot be read as bytes ({error})") from None
     if source == "-":
-        if sys.stdin is None:  # as a service has it
+        if sys.stdin is None:  # as in a service
             raise AudioError(f"{name}: there is no standard input")
         return io.BytesIO(sys.stdin.buffer.read())
     try:
         with open(source, "rb") as named:
-            # without its name, by which libsndfile takes whatever is called .raw for samples of an unknown rate
+            # without its name: libsndfile takes any file called .raw for samples of an unknown rate
             file = open(os.dup(named.fileno()), "rb")  # noqa: SIM115 (the callers close it)
     except FileNotFoundError:
         raise AudioError(f"{name}: no such file") from None
@@ -205,19 +205,21 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
         return
     with sound:
         promised = sound.frames if sound.format == "MP3" and not is_estimate(sound, file) else 0
-        if sound.frames >= UNKNOWN:  # libsndfile loses its place in it
+        if sound.frames >= UNKNOWN:  # libsndfile loses its place in such a file
             yield from by_ffmpeg("the header does not say how long it is.")
             return
         cut_off = None
         try:
-            if goes_on(sound, file, name):
+            with undisturbed():
+                longer = goes_on(sound, file, name)
+            if longer:
                 more = "there is more in it than its header says."
                 if importlib.util.find_spec("av"):
                     yield from by_ffmpeg(more)
                     return
                 cut_off = AudioError(f"{name}: {more} FFmpeg may read it: pip install av")
         except AudioError as error:
-            cut_off = error  # after what is there
+            cut_off = error  # raised after what is there
         check_rate(sound, name)
         skipped = begin if sound.seekable() else 0
         if skipped:
@@ -238,7 +240,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether a file that begins so is text in UTF-8 (of which the last character may be cut off)."""
+    """Whether a file that starts with `head` is text in UTF-8 (the last character of `head` may be cut off)."""
     text = head.decode("utf-8", errors="ignore")
     return len(head) - len(text.encode()) < 4 and all(c.isprintable() or c.isspace() for c in text)
 
@@ -246,8 +248,8 @@ def _is_text(head: bytes) -> bool:
 def _soundfile_blocks(
     sound: soundfile.SoundFile, file: BinaryIO, most: int, promised: int, name: str
 ) -> Iterator[np.ndarray]:
-    """At most so many frames, of a damaged file those before the damage. Raises AudioError where the sound ends before
-    `promised`."""
+    """Blocks of at most `most` frames in all. Raises AudioError after those before any damage, and if the audio ends
+    before `promised` frames."""
     place = sound.tell() if sound.seekable() else 0
     size = _BLOCK_SECONDS * sound.samplerate
     while most > 0:
@@ -255,7 +257,7 @@ def _soundfile_blocks(
             with undisturbed():
                 block = sound.read(min(most, size), dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
-            if sound.seekable() and size > sound.samplerate // 4:  # anew, nearly up to where it is damaged
+            if sound.seekable() and size > sound.samplerate // 4:  # again, nearly up to the damage
                 size = max(1, sound.samplerate // 4)
                 file.seek(0)
                 with contextlib.suppress(soundfile.LibsndfileError), undisturbed():
@@ -272,7 +274,7 @@ def _soundfile_blocks(
 
 
 def _finite(block: np.ndarray, name: str) -> np.ndarray:
-    """What is no number becomes silence or full scale. Raises AudioError for a sample that cannot be one."""
+    """Replaces NaN with silence, infinity with full scale. Raises AudioError for samples that are far too loud."""
     peak = np.abs(block).max(initial=0.0)
     if not np.isfinite(peak):
         block = np.nan_to_num(block, nan=0.0, posinf=1.0, neginf=-1.0)
@@ -283,11 +285,11 @@ def _finite(block: np.ndarray, name: str) -> np.ndarray:
 
 
 def resampled(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:
-    """Samples `(N,)` at `rate` as samples at 16 kHz, block by block, with as much of the neighbours as the filter
+    """Resamples `(N,)` samples from `rate` to 16 kHz, block by block, with as much of the neighbours as the filter
     reaches: the same as in one piece.
 
-    A rate that has hardly a divisor in common with 16 kHz, whose filters would be as many, is taken as one that has:
-    those of files to 5 ms in an hour, 16,005 Hz as 16,000."""
+    A rate with few divisors in common with 16 kHz would need very many filters and is replaced with a close one that
+    has more: the rates of files are met to 5 ms per hour, 16,005 Hz is taken for 16,000."""
     ratio = Fraction(rate, SAMPLE_RATE).limit_denominator(_FINEST)
     if ratio == 1:
         yield from blocks
@@ -297,7 +299,7 @@ def resampled(blocks: Iterator[np.ndarray], rate: int) -> Iterator[np.ndarray]:
     from asr.audio._torchaudio import functional
 
     step_in, step_out = ratio.numerator, ratio.denominator
-    reach = math.ceil(0.01 * rate / step_in)  # 10 ms of context on each side, in steps; silence before and after all
+    reach = math.ceil(0.01 * rate / step_in)  # 10 ms of context on each side, in steps; silence before and after it all
     heard = written = 0
     buffer = np.zeros(reach * step_in, np.float32)
     for block in chain(blocks, [None]):

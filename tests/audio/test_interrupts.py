@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 @pytest.mark.parametrize("read", [read_audio, read_duration])
-@pytest.mark.parametrize(("form", "subtype"), [("WAV", None), ("FLAC", None), ("OGG", "OPUS")])
+@pytest.mark.parametrize(("form", "subtype"), [("WAV", None), ("FLAC", None), ("OGG", "OPUS"), ("MP3", None)])
 def test_ctrl_c_while_a_file_is_decoded_is_no_end_of_the_file(monkeypatch, read, form, subtype):
     sound = np.random.default_rng(0).normal(0, 0.1, 40 * SAMPLE_RATE)
     soundfile.write(file := io.BytesIO(), sound, SAMPLE_RATE, format=form, subtype=subtype)

@@ -55,6 +55,17 @@ def test_whole_numbers_are_refused_where_there_would_be_none(tiny_config):
         with_precision(post_norm, "int8")
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("int8", marks=QUICK)])
+def test_what_was_rounded_is_not_taken_for_exact(tiny_model, precision):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Recognizer(tiny_model, precision=precision)
+    again = Recognizer(tiny_model, precision=precision)
+    assert again.model is tiny_model
+    with pytest.raises(ValueError, match=f"the model was changed to {precision} before: load its folder again"):
+        Recognizer(tiny_model, precision="float32")
+
+
 def test_another_name_is_refused(tiny_model):
     with pytest.raises(ValueError, match="float64"):
         Recognizer(tiny_model, precision="float64")
