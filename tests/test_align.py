@@ -85,7 +85,7 @@ def test_words_of_slow_matrices_lie_within_their_cuts(tmp_path, tiny_config, mon
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model", "attention"], "words are found in time by CTC"),
+        (["--model", "attention"], "word times come from CTC"),
         (["--model", "nowhere"], "nowhere: not a model folder"),
         (["--device", "abacus"], "--device abacus"),
         (["--batch-seconds", "0"], "batch_seconds"),
@@ -108,7 +108,7 @@ def test_utterances_that_ctm_would_call_alike_are_refused(corpus, monkeypatch, c
     monkeypatch.setattr("asr.corpus.open_corpus", lambda path: [cuts[0].with_id("a b"), cuts[1].with_id("a_b")])
     with pytest.raises(SystemExit, match="2"):
         align.main([str(corpus), "--out", "out.jsonl.gz", "--ctm", "out.ctm"])
-    assert "--ctm: several of the utterances would be called a_b" in capsys.readouterr().err
+    assert "--ctm: several utterances would be called a_b" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [["--out", "cuts.jsonl.gz"], ["--out", "a.jsonl.gz", "--ctm", "cuts.jsonl.gz"]])
@@ -116,4 +116,4 @@ def test_the_corpus_is_not_overwritten(tmp_path, monkeypatch, capsys, options):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         align.main([str(tmp_path / "cuts.jsonl.gz"), *options])
-    assert "would be written over what is read" in capsys.readouterr().err
+    assert "would overwrite what is read" in capsys.readouterr().err

@@ -199,7 +199,7 @@ def test_another_model_that_was_tuned_to_have_no_weight_is_not_left_out_silently
     command = ["asr.evaluate", files, "--model", files / "model", "--lm", files / "lm"]
     done = call(*command)
     assert done.returncode == 2
-    assert b"--lm: lm-weight is 0 as it was tuned, and would leave it out: --lm-weight says otherwise" in done.stderr
+    assert b"--lm: lm-weight was tuned to 0, so it would have no effect: give --lm-weight" in done.stderr
     assert call(*command, "--lm-weight", "0.2").returncode == 0
     assert call("asr.tune", *command[1:], "--lm-weights", "0.1", "0.2").returncode == 0
 
@@ -248,7 +248,7 @@ def test_names_that_cannot_be_are_one_line_each(files):
             "--strategy ctc with a beam of 1 uses no other",
         ),
         (["--strategy", "ctc", "--beam-size", "1", "--length-bonus", "3"], "takes the best path"),
-        (["--strategy", "ctc", "--ilm-weight", "0.3"], "--strategy ctc is without the decoder"),
+        (["--strategy", "ctc", "--ilm-weight", "0.3"], "--strategy ctc does without the decoder"),
         (["--channel", "-1"], "channel counts from 0, and is -1"),
         (["--lm-weight", "0.3"], "--lm-weight 0.3: there is no language model (--lm)"),
         (["--ilm-weight", "0.3"], "--ilm-weight 0.3: there is no language model (--lm)"),

@@ -54,7 +54,7 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
         ("validation.lm_weight=0.5", "validation.lm_weight: "),
         ("precision=bf16-true", "precision: 'bf16-true' is not one of auto, 32-true"),
         ("strategy=deepspeed", "strategy: 'deepspeed' is not one of auto, ddp, fsdp"),
-        ("optimizer.betas=[0.9]", "optimizer.betas are two"),
+        ("optimizer.betas=[0.9]", "optimizer.betas must be two"),
         ("optimizer.weight_decay=-1", "optimizer.weight_decay"),
     ],
 )

@@ -83,7 +83,7 @@ def test_evaluate_does_not_overwrite_its_corpus(files):
     manifest = '{"audio_filepath": "a.wav", "text": "one two"}\n'
     (files / "m.jsonl").write_text(manifest)
     done = call("asr.evaluate", "--model", files / "model", "m.jsonl", "--out", files / "m.jsonl", cwd=files)
-    assert done.returncode == 2 and done.stderr.strip().endswith(b"m.jsonl would be written over what is read")
+    assert done.returncode == 2 and done.stderr.strip().endswith(b"m.jsonl would overwrite what is read")
     assert (files / "m.jsonl").read_text() == manifest
 
 

@@ -87,7 +87,7 @@ def test_bad_input_is_one_line(files, capsys):
         "nowhere.wav: no such file": (1, "nowhere.wav", *model, *out),
         "this is text, not audio": (1, files / "notes.txt", *model, *out),
         "there is no piece 2": (1, files / "a.wav", *model, *out, "--piece", "2"),
-        "a.wav would be written over what is read": (2, files / "a.wav", *model, "--out", files / "a.wav"),
+        "a.wav would overwrite what is read": (2, files / "a.wav", *model, "--out", files / "a.wav"),
         "--piece must be at least 1": (2, files / "a.wav", *model, *out, "--piece", "0"),
     }
     for message, (code, *arguments) in wrong.items():

@@ -111,7 +111,7 @@ def test_ctrl_c_ends_it_after_what_was_said(listening, ctrl_c):
         ([], b"RIFF1234WAVE", "standard input is WAV, not raw samples"),
         (["--rate", "800"], b"", "--rate lies between 4000 and 768000, and is 800"),
         (["--drafts", "ctc"], b"", "--drafts and --every are for a terminal, or for --format json"),
-        (["--drafts", "beam", "--format", "json"], b"\0\0", "--drafts is one of rescore, greedy, ctc, not beam"),
+        (["--drafts", "beam", "--format", "json"], b"\0\0", "--drafts must be one of rescore, greedy, ctc, not beam"),
         (["--every", "nan"], b"", "--every lies between 0.1 and 60.0, and is nan"),
         (["--pause", "0.1"], b"", "--pause lies between 0.2 and 60.0, and is 0.1"),
         (["--model", "nowhere"], b"\0\0", "nowhere: not a model folder"),

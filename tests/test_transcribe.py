@@ -27,7 +27,7 @@ def test_a_transcript_does_not_overwrite_another(files, capsys):
     assert not (files / "out").exists()
     with pytest.raises(SystemExit, match="2"):  # a.txt is the reference
         transcribe.main([sounds[0], "--model", str(files / "model"), "--out", str(files)])
-    assert "a.txt is there already" in capsys.readouterr().err and (files / "a.txt").read_text() == "one two"
+    assert "a.txt exists already" in capsys.readouterr().err and (files / "a.txt").read_text() == "one two"
 
 
 def test_the_transcripts_of_a_folder_lie_as_its_files_do_and_an_interrupted_run_goes_on(files):
@@ -40,7 +40,7 @@ def test_the_transcripts_of_a_folder_lie_as_its_files_do_and_an_interrupted_run_
     assert written == ["b.txt", "mon/1.txt", "tue/1.txt"]
     (files / "out" / "mon" / "1.txt").write_text("kept")
     (files / "out" / "b.txt").unlink()
-    assert b"--skip-existing goes on" in call(*command).stderr
+    assert b"--skip-existing continues" in call(*command).stderr
     assert call(*command, "--skip-existing").returncode == 0
     assert (files / "out" / "mon" / "1.txt").read_text() == "kept" and (files / "out" / "b.txt").exists()
     assert {path.name for path in (files / "out").rglob("*") if path.is_file()} == {"1.txt", "b.txt"}

@@ -1,1 +1,1 @@
-"""Ground floor: sound becomes features. Reading, log-mel, augmentation."""
+"""Ground floor: from audio to features. Reading, log-mel, augmentation."""

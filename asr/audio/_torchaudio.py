@@ -1,7 +1,7 @@
 """The one place that imports torchaudio.
 
-torchaudio's published wheel links CUDA, so beside a CPU-only torch its compiled extension cannot be loaded and `import
-torchaudio` raises OSError. Nothing used here needs that extension: where it fails, torchaudio is imported without it.
+torchaudio's published wheel links CUDA, so with a CPU-only torch its compiled extension cannot be loaded and `import
+torchaudio` raises OSError. Nothing used here needs the extension: if it fails, torchaudio is imported without it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Augmentation on the fly: speed (Ko et al. 2015) on waveforms, vocal tracts of other lengths (VTLP, Jaitly & Hinton
-2013) and SpecAugment (Park et al. 2019) on features."""
+"""Augmentation on the fly: speed perturbation (Ko et al. 2015) of waveforms, vocal tract length perturbation (VTLP,
+Jaitly & Hinton 2013) and SpecAugment (Park et al. 2019) of features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from asr.audio._torchaudio import transforms
 from asr.audio.reading import SAMPLE_RATE
 
-FORMANTS_END = 4800.0  # Hz, up to which a vocal tract's length scales frequencies; above, they are bent back
+FORMANTS_END = 4800.0  # Hz: up to here, frequencies scale with the vocal tract's length; above, they are bent back
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class SpecAugmentConfig:
     freq_masks: int = 2
     freq_width: int = 27  # F: widest frequency mask, in bands
     time_masks: int = 5
-    time_ratio: float = 0.05  # widest time mask, as a part of the utterance
-    # vocal tracts between 1 - so much and 1 + so much times as long, one an utterance; of features.kind=log_mel
+    time_ratio: float = 0.05  # widest time mask, as a fraction of the utterance
+    # scales the vocal tract of each utterance by 1 - this to 1 + this; for features.kind=log_mel only
     vocal_tract: float = 0.0
 
     def __post_init__(self):
@@ -32,11 +32,11 @@ class SpecAugmentConfig:
 
 
 class SpecAugment(nn.Module):
-    """Changes the vocal tract's length, then zeroes bands and stretches of normalised features (zero is their mean).
-    Each utterance has a length and masks of its own."""
+    """Changes the length of the vocal tract, then masks bands and time spans of normalised features with zero (their
+    mean). Each utterance has its own length and masks."""
 
     def __init__(self, config: SpecAugmentConfig, hertz: Tensor | None = None):
-        """`hertz (d,)`: the middle of each band. Raises ValueError where vocal tracts are to change without it."""
+        """`hertz (d,)`: the centre of each band. Raises ValueError if vocal tracts are to change and it is missing."""
         super().__init__()
         if config.vocal_tract and hertz is None:
             raise ValueError("spec_augment.vocal_tract works with features.kind=log_mel only")
@@ -44,7 +44,7 @@ class SpecAugment(nn.Module):
         self.register_buffer("hertz", hertz, persistent=False)
 
     def forward(self, X: Tensor, X_lens: Tensor) -> Tensor:
-        """X `(B, T, d)`, X_lens `(B,)` -> X changed; time masks are measured on each utterance's own length."""
+        """X `(B, T, d)`, X_lens `(B,)` -> augmented X; time masks are relative to each utterance's own length."""
         B, T, d = X.shape
         config = self.config
         if config.vocal_tract:
@@ -57,7 +57,7 @@ class SpecAugment(nn.Module):
 
     @staticmethod
     def _spans(lens: Tensor, widest: Tensor, count: int, size: int) -> Tensor:
-        """`count` spans a row, each of width U(0, widest) at U(0, len - width): `(B, size)`, True = inside."""
+        """`count` spans per row, each of width U(0, widest) and start U(0, len - width): `(B, size)`, True inside."""
         shape = (len(lens), count)
         width = torch.rand(shape, device=lens.device) * (widest[:, None] + 1)
         width = torch.minimum(width.floor(), lens[:, None])
@@ -68,13 +68,13 @@ class SpecAugment(nn.Module):
 
 
 def change_vocal_tract(X: Tensor, hertz: Tensor, lengths: Tensor) -> Tensor:
-    """X `(B, T, d)`, whose bands lie at `hertz (d,)`, as of vocal tracts `lengths (B,)` times as long: a resonance at
-    f is then at f / length, up to `FORMANTS_END`; above, frequencies are bent so that half the sample rate stays where
-    it is. Between two bands values are interpolated."""
+    """X `(B, T, d)`, whose bands are centred at `hertz (d,)`, as if from vocal tracts `lengths (B,)` times as long: a
+    resonance at f moves to f / length, up to `FORMANTS_END`; above, frequencies are bent so that half the sample rate
+    stays in place. Values between two bands are interpolated."""
     nyquist, lengths = SAMPLE_RATE / 2, lengths[:, None]
-    end = FORMANTS_END * lengths.clamp(max=1)  # of what is scaled: before and, divided by the length, after
+    end = FORMANTS_END * lengths.clamp(max=1)  # of the scaled range: before scaling and, divided by the length, after
     bent = nyquist - (nyquist - end) / (nyquist - end / lengths) * (nyquist - hertz)
-    source = torch.where(hertz <= end / lengths, hertz * lengths, bent)  # (B, d): where a band's value comes from
+    source = torch.where(hertz <= end / lengths, hertz * lengths, bent)  # (B, d): where each band's value comes from
     above = torch.searchsorted(hertz, source).clamp(1, len(hertz) - 1)
     share = ((source - hertz[above - 1]) / (hertz[above] - hertz[above - 1])).clamp(0, 1)
     above = above[:, None].expand(X.shape)
@@ -83,13 +83,13 @@ def change_vocal_tract(X: Tensor, hertz: Tensor, lengths: Tensor) -> Tensor:
 
 @cache
 def _resampler(hundredths: int, device: torch.device) -> transforms.Resample:
-    """Its filter is made once: making it on a device makes the host wait."""
+    """The resampler of a speed, cached because building its filter on a device makes the host wait."""
     return transforms.Resample(hundredths, 100).to(device)
 
 
 def change_speed(samples: Tensor, lens: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """Plays `(B, N)` samples of which `lens (B,)` are real `factor` times as fast (pitch changes too, as sox `speed`):
-    `(B, N / factor)` with zeros for padding, and the lengths. `factor` is rounded to hundredths."""
+    """Plays `(B, N)` samples, of which `lens (B,)` are real, `factor` times as fast (the pitch changes, too, as in sox
+    `speed`): `(B, N / factor)`, padded with zeros, and the lengths. `factor` is rounded to hundredths."""
     hundredths = round(factor * 100)
     if hundredths == 100:
         return samples, lens

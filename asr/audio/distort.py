@@ -1,8 +1,8 @@
 """Distortion on the fly, on the device: rooms, noise, other voices, narrow bands, clipping.
 
-What a model has only heard from a studio it understands nowhere else (Ko et al. 2017, "A study on data augmentation of
-reverberant speech for robust speech recognition", for rooms that are simulated). Nothing is read: rooms and noise are
-drawn, voices are those of the batch.
+A model that has only heard studio recordings understands nothing else (Ko et al. 2017, "A study on data augmentation of
+reverberant speech for robust speech recognition", for simulated rooms). No files are read: rooms and noise are random,
+voices are taken from the batch.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from asr.audio.reading import SAMPLE_RATE
 
 LEVEL_FLOOR = 1e-5
 LONGEST_ECHO = 0.6  # seconds
-EDGE = 25.0  # hertz in which a filter's gain falls by the steepest part of its slope
+EDGE = 25.0  # Hz over which a filter's gain falls in the steepest part of its slope
 
 
 @dataclass(frozen=True)
 class DistortionConfig:
-    """How often an utterance of the training meets with each, independently: probabilities."""
+    """The probability of each distortion of a training utterance, independent of the others."""
 
     room: float = 0.0  # an exponentially decaying echo of 0.1 to 0.6 s
     noise: float = 0.0  # stationary, between white and brown, 5 to 25 dB below the speech
     voices: float = 0.0  # another utterance of the batch, 5 to 20 dB below the speech
-    band: float = 0.0  # a telephone's band in eight bits of mu-law, or nothing above 2 to 6 kHz
-    clip: float = 0.0  # everything above 0.8 to 3 times the root mean square is cut off
+    band: float = 0.0  # a telephone's band in 8-bit mu-law, or nothing above 2 to 6 kHz
+    clip: float = 0.0  # clipped at 0.8 to 3 times the root mean square
 
     def __post_init__(self):
         for each in fields(self):
@@ -40,15 +40,15 @@ class DistortionConfig:
 class Distortion(nn.Module):
     """Distorts some of the utterances of a batch; speech keeps its level, and padding stays zero.
 
-    Which, and how much, comes from torch's generator on the CPU: the device is never waited for. All that is as long as
-    the sound is computed there."""
+    Which utterances, and how strongly, is drawn from torch's generator on the CPU, so the host never waits for the
+    device. Everything as long as the audio is computed on the device."""
 
     def __init__(self, config: DistortionConfig):
         super().__init__()
         self.config = config
 
     def forward(self, samples: Tensor, lens: Tensor) -> Tensor:
-        """`samples (B, N)` at 16 kHz of which `lens (B,)` are real -> `(B, N)`."""
+        """`samples (B, N)` at 16 kHz, of which `lens (B,)` are real -> `(B, N)`."""
         clean = samples
         for each in fields(self.config):
             chosen = (torch.rand(len(samples)) < getattr(self.config, each.name)).nonzero()[:, 0]
@@ -68,18 +68,18 @@ class Distortion(nn.Module):
 
 
 def add_room(x: Tensor, lens: Tensor) -> Tensor:
-    """The sound and its echo: noise that decays by 60 dB within 0.1 to 0.6 s, 0 to 12 dB below the sound itself."""
+    """Adds an echo: noise that decays by 60 dB within 0.1 to 0.6 s, 0 to 12 dB below the direct sound."""
     t = torch.arange(round(LONGEST_ECHO * SAMPLE_RATE), device=x.device) / SAMPLE_RATE
     seconds = _uniform(x, 0.1, LONGEST_ECHO)
     echo = torch.randn(len(x), len(t), device=x.device) * torch.exp(-math.log(1000) * t / seconds)
-    echo = echo * (t > 0.002)  # the first wall is that far away
+    echo = echo * (t > 0.002)  # the nearest wall is that far away
     echo = echo / echo.norm(dim=1, keepdim=True) * 10 ** (-_uniform(x, 0, 12) / 20)
     echo[:, 0] = 1.0
     return reverberate(x, lens, echo)
 
 
 def reverberate(x: Tensor, lens: Tensor, responses: Tensor) -> Tensor:
-    """`x (B, N)` in the rooms of impulse `responses (B, M)`, as loud as before."""
+    """Convolves `x (B, N)` with the impulse `responses (B, M)` of rooms and keeps its level."""
     N = x.shape[1]
     size = _fft_size(N + responses.shape[1])
     y = torch.fft.irfft(torch.fft.rfft(x.float(), size) * torch.fft.rfft(responses, size), size)[:, :N]
@@ -87,7 +87,7 @@ def reverberate(x: Tensor, lens: Tensor, responses: Tensor) -> Tensor:
 
 
 def add_noise(x: Tensor, lens: Tensor) -> Tensor:
-    """Stationary noise whose power falls with frequency by an exponent between 0 (white) and 2 (brown)."""
+    """Adds stationary noise whose power falls with frequency by an exponent between 0 (white) and 2 (brown)."""
     B, N = x.shape
     size = _fft_size(N)
     slope = torch.arange(1, size // 2 + 2, device=x.device) ** (-_uniform(x, 0, 2) / 2)
@@ -96,12 +96,12 @@ def add_noise(x: Tensor, lens: Tensor) -> Tensor:
 
 
 def add_voice(x: Tensor, lens: Tensor, other: Tensor, other_lens: Tensor) -> Tensor:
-    """Other utterances `(B, N)`, of which `other_lens (B,)` are real, beneath `x`."""
+    """Adds other utterances `(B, N)`, of which `other_lens (B,)` samples are real, below the level of `x`."""
     return mix(x, lens, other, other_lens, _uniform(x, 5, 20))
 
 
 def narrow(x: Tensor, lens: Tensor) -> Tensor:
-    """300 to 3,400 Hz in mu-law of eight bits for half of the utterances, a low-pass at 2 to 6 kHz for the others."""
+    """Limits half of the utterances to 300 to 3,400 Hz in 8-bit mu-law, low-passes the others at 2 to 6 kHz."""
     N = x.shape[1]
     size = _fft_size(N)
     hertz = torch.arange(size // 2 + 1, device=x.device) * SAMPLE_RATE / size
@@ -114,13 +114,13 @@ def narrow(x: Tensor, lens: Tensor) -> Tensor:
 
 
 def mu_law(x: Tensor) -> Tensor:
-    """Eight bits of mu-law (ITU-T G.711's curve) and back; the loudest sample of each row is full scale."""
+    """Encodes in 8-bit mu-law (ITU-T G.711's curve) and decodes; the loudest sample of each row is full scale."""
     peak = x.abs().amax(dim=1, keepdim=True).clamp(min=LEVEL_FLOOR)
     return peak * functional.mu_law_decoding(functional.mu_law_encoding(x / peak, 256), 256)
 
 
 def clip(x: Tensor, lens: Tensor) -> Tensor:
-    """Everything above 0.8 to 3 times the root mean square is cut off."""
+    """Clips at 0.8 to 3 times the root mean square."""
     most = level(x, lens) * _uniform(x, 0.8, 3.0)
     return torch.minimum(torch.maximum(x, -most), most)
 
@@ -129,22 +129,22 @@ EFFECTS = {"room": add_room, "noise": add_noise, "band": narrow, "clip": clip}
 
 
 def mix(x: Tensor, lens: Tensor, other: Tensor, other_lens: Tensor, decibels: Tensor) -> Tensor:
-    """`x` with `other` so many `decibels (B, 1)` below it."""
+    """Adds `other` to `x`, `decibels (B, 1)` below its level."""
     return x + other * 10 ** (-decibels / 20) * level(x, lens) / level(other, other_lens)
 
 
 def level(x: Tensor, lens: Tensor) -> Tensor:
-    """Root mean square of the real samples, `(B, 1)`."""
+    """Returns the root mean square of the real samples, `(B, 1)`."""
     real = torch.arange(x.shape[1], device=x.device) < lens[:, None]
     mean = x.float().square().masked_fill(~real, 0.0).sum(dim=1) / lens.clamp(min=1)
     return mean.sqrt().clamp(min=LEVEL_FLOOR)[:, None]
 
 
 def _uniform(x: Tensor, low: float, high: float) -> Tensor:
-    """For each of the utterances `x (B, N)` a number between two, `(B, 1)`, drawn on the CPU."""
+    """Draws a number between `low` and `high` for each utterance of `x (B, N)` on the CPU: `(B, 1)`."""
     return (low + (high - low) * torch.rand(len(x), 1)).to(x.device, non_blocking=True)
 
 
 def _fft_size(length: int) -> int:
-    """The next length with small prime factors: FFTs of others take several times as long."""
+    """Returns the next length with small prime factors: FFTs of other lengths take several times as long."""
     return min(m * 2 ** max(0, math.ceil(math.log2(length / m))) for m in (1, 3, 5, 9, 15))

@@ -1,7 +1,7 @@
-"""Features: waveforms to normalised log-mel filterbanks, in batches, on the device that the model is on.
+"""Features: from waveforms to normalised log-mel filterbanks, in batches, on the model's device.
 
-A frame is computed from real samples alone (no padding at the edges), so that the length of the batch never changes it.
-Whisper's features, which pad, and Kaldi's are there for the models that were trained on them.
+A frame is computed from real samples only (no padding at the edges), so that the length of the batch never changes it.
+Whisper's features, which do pad, and Kaldi's are there for models that were trained on them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from asr.audio._torchaudio import kaldi, transforms
 from asr.audio.reading import SAMPLE_RATE
 
 LOG_FLOOR = 1e-6
-SILENCE = 1e-3  # peak under which there is nothing to hear (-60 dB of full scale)
-QUIET = 0.03  # amplitude to which softer sound is raised
-BLOCK, CLICK = 160, 6  # samples of a block in which an amplitude is looked for, and blocks that speech is longer than
-LOWEST_HERTZ = 20.0  # of log_mel
+SILENCE = 1e-3  # peak below which there is nothing to hear (-60 dB of full scale)
+QUIET = 0.03  # amplitude to which quieter audio is raised
+BLOCK, CLICK = 160, 6  # samples per block in which the amplitude is measured, and blocks that speech is longer than
+LOWEST_HERTZ = 20.0  # lowest frequency of log_mel
 SMALLEST_STD = 1e-3
 KINDS = ("log_mel", "whisper", "kaldi", "matrix", "text")
 NORMALIZATIONS = ("global", "utterance", "cmvn")
@@ -27,16 +27,16 @@ NORMALIZATIONS = ("global", "utterance", "cmvn")
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """What the front end computes; saved with the weights."""
+    """Configuration of the front end, saved with the weights."""
 
-    # log_mel, whisper or kaldi: from sound; matrix: (T, d) as it is given; text: the ids of its tokens
+    # log_mel, whisper or kaldi: computed from audio; matrix: (T, d) as given; text: the ids of its tokens
     kind: str = "log_mel"
     dim: int = 80  # d: mel bands, or the width of the matrices
     window_ms: float = 25.0
     hop_ms: float = 10.0
-    # global: mean and deviation of the training set; utterance: its own mean instead; cmvn: its own mean and deviation
+    # global: mean and std of the training set; utterance: each utterance's own mean instead; cmvn: its own mean and std
     normalization: str = "global"
-    pad_seconds: float = 0.0  # whisper: silence makes every sound at least that long, and is heard like the rest
+    pad_seconds: float = 0.0  # whisper: silence pads audio to at least this length, and counts as audio
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -53,7 +53,7 @@ class FeatureConfig:
 
     @property
     def takes(self) -> str:
-        """What goes in: sound, matrix or text."""
+        """The kind of input: sound, matrix or text."""
         return self.kind if self.kind in ("matrix", "text") else "sound"
 
     @property
@@ -62,10 +62,10 @@ class FeatureConfig:
 
 
 class FrontEnd(nn.Module):
-    """Sound `(B, N)` or matrices `(B, T, d)` to normalised features `(B, T, d)`; padding frames are zero. Token ids
-    `(B, T)` are left as they are.
+    """Turns audio `(B, N)` or matrices `(B, T, d)` into normalised features `(B, T, d)`, whose padding frames are zero.
+    Token ids `(B, T)` stay as they are.
 
-    The normalisation is a pair of buffers `mean` and `std`, `(d,)`: it travels with the model.
+    The normalisation is a pair of buffers, `mean` and `std` `(d,)`, so it travels with the model.
     """
 
     def __init__(self, config: FeatureConfig):
@@ -85,14 +85,14 @@ class FrontEnd(nn.Module):
 
     @property
     def centre(self) -> float:
-        """Seconds from the beginning to the middle of the first frame."""
+        """Seconds from the start of the audio to the middle of the first frame."""
         if self.config.kind == "whisper":
             return 0.0
         return (self.config.hop_ms if self.config.kind == "matrix" else self.config.window_ms) / 2000
 
     @property
     def hertz(self) -> Tensor | None:
-        """The middle of each band of log_mel, `(d,)`; None for the other kinds."""
+        """The centre frequency of each band of log_mel, `(d,)`; None for the other kinds."""
         if self.config.kind != "log_mel":
             return None
         low, high = (2595 * math.log10(1 + hertz / 700) for hertz in (LOWEST_HERTZ, SAMPLE_RATE / 2))
@@ -115,7 +115,7 @@ class FrontEnd(nn.Module):
         return ((X - mean) / std).masked_fill(padding, 0.0), X_lens
 
     def extract(self, inputs: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
-        """The features before normalisation, and their lengths; float32 also under autocast."""
+        """The features before normalisation, and their lengths; float32 even under autocast."""
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             return self._extract(inputs, lens)
 
@@ -133,7 +133,7 @@ class FrontEnd(nn.Module):
             X = torch.stack([self._kaldi(samples) for samples in inputs])
         else:
             floor = LOG_FLOOR
-            if self.config.normalization != "global":  # its mean takes a gain out: as good as one before the floor
+            if self.config.normalization != "global":  # the mean cancels a gain: as good as one before the floor
                 floor = (LOG_FLOOR / quiet_gain(inputs.detach(), lens).square())[:, :, None]
             X = self._mel_power(inputs).clamp_(min=floor).log_().transpose(1, 2)
         return X, self.output_lens(lens)
@@ -145,7 +145,7 @@ class FrontEnd(nn.Module):
         return self.mel_scale(power)
 
     def _whisper(self, inputs: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
-        """Decades of mel power, centred frames, no more than 8 below the utterance's loudest, brought near [-1, 1]
+        """Log10 of the mel power of centred frames, at most 8 below the utterance's maximum, scaled to about [-1, 1]
         (Radford et al. 2022, section 2.2)."""
         shortest = max(self.window, round(self.config.pad_seconds * SAMPLE_RATE))
         inputs = nn.functional.pad(inputs, (0, max(0, shortest - inputs.shape[1])))
@@ -154,12 +154,12 @@ class FrontEnd(nn.Module):
         return ((X + 4.0) / 4.0).transpose(1, 2), self.output_lens(lens)
 
     def _kaldi(self, samples: Tensor) -> Tensor:
-        """Kaldi's filterbanks `(T, d)` of `(N,)`, without dither; its samples are of 16 bits."""
+        """Kaldi's filterbanks `(T, d)` of samples `(N,)`, without dither; Kaldi's samples have 16 bits."""
         timing = {"frame_length": self.config.window_ms, "frame_shift": self.config.hop_ms}
         return kaldi.fbank(samples[None] * 2**15, num_mel_bins=self.config.dim, sample_frequency=SAMPLE_RATE, **timing)
 
     def output_lens(self, lens: Tensor) -> Tensor:
-        """Frames `(B,)` of sounds of `lens (B,)` samples (or of matrices and texts, as they are)."""
+        """The numbers of frames `(B,)` of `lens (B,)` samples (for matrices and texts, `lens` itself)."""
         if self.config.takes != "sound":
             return lens
         if self.config.kind == "whisper":
@@ -174,11 +174,11 @@ class FrontEnd(nn.Module):
 
 
 def quiet_gain(samples: Tensor, lens: Tensor | None = None) -> Tensor:
-    """What brings the amplitude of each row of `(B, N)`, of which `lens (B,)` samples count (None: all), to `QUIET`,
-    `(B, 1)`: 1 for what is louder, 30 at most.
+    """The gain `(B, 1)` that raises the amplitude of each row of `(B, N)`, of which `lens (B,)` samples count (None:
+    all), to `QUIET`: 1 for louder rows, at most 30.
 
-    The amplitude is what all of a row's `CLICK` loudest blocks reach, wherever its zero lies: neither a click nor an
-    offset makes a quiet recording a loud one."""
+    The amplitude is the one that all of a row's `CLICK` loudest blocks reach, wherever its zero lies: neither a click
+    nor an offset makes a quiet recording loud."""
     count = samples.shape[1] // BLOCK
     blocks = samples[:, : count * BLOCK].unflatten(1, (count, BLOCK))
     amplitudes = (blocks.amax(dim=2) - blocks.amin(dim=2)) / 2
@@ -189,9 +189,9 @@ def quiet_gain(samples: Tensor, lens: Tensor | None = None) -> Tensor:
 
 
 class RunningStatistics:
-    """Mean and deviation `(d,)` over all real frames of the batches it is fed (float64 sums).
+    """Mean and standard deviation `(d,)` over all real frames of the batches passed to `update` (float64 sums).
 
-    With utterance normalisation the deviation is around each utterance's own mean."""
+    With utterance normalisation, the deviation is around each utterance's own mean."""
 
     def __init__(self, config: FeatureConfig):
         self.around_own_mean = config.normalization == "utterance"

@@ -1,4 +1,4 @@
-"""What libsndfile cannot read, by FFmpeg (PyAV, which is an extra): m4a, mp4, webm and the like."""
+"""Decoding with FFmpeg (through PyAV, an extra) what libsndfile cannot read: m4a, mp4, webm and the like."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import InputContainer
 
-INDEXED = ("mov", "matroska")  # what FFmpeg calls m4a and mp4, mkv and webm
-RUN_UP = 1.0  # seconds that are decoded before what is wanted: what decoders and resamplers remember
-LATE = 0.5  # seconds before the end by the header at which a sound may end: encoders add some, and other streams
+INDEXED = ("mov", "matroska")  # FFmpeg's names for m4a and mp4, and for mkv and webm
+RUN_UP = 1.0  # seconds decoded before the requested part: as far back as decoders and resamplers remember
+LATE = 0.5  # seconds before the end by the header at which audio may end: encoders and other streams add some
 
 
 def decode_with_ffmpeg(
     sample_rate: int, file: BinaryIO, name: str, reason: str, begin: int, channel: int | None
 ) -> Iterator[np.ndarray]:
-    """Blocks of samples `(N,)` of the first audio stream, of one `channel` or their mean, from `begin` seconds on
-    (which Matroska knows to a millisecond). Raises AudioError, after what could be read, where it is damaged, or ends
-    before its header says; with `reason`, for which it was not read otherwise, where PyAV is missing."""
+    """Blocks of samples `(N,)` of the first audio stream, of one `channel` or the mean of all, from `begin` seconds on
+    (to a millisecond in Matroska). Raises AudioError, after what could be read, if the file is damaged or ends before
+    its header says; and, if PyAV is missing, with `reason`: why the file was not read without it."""
     try:
         import av
     except ImportError:
@@ -64,7 +64,7 @@ def decode_with_ffmpeg(
 
 
 def duration_by_ffmpeg(file: BinaryIO) -> float | None:
-    """Seconds of sound by the header; None where it does not say, or FFmpeg is missing."""
+    """Duration in seconds by the header; None if it does not say, or FFmpeg is missing."""
     with contextlib.suppress(ImportError):
         import av
 
@@ -74,8 +74,8 @@ def duration_by_ffmpeg(file: BinaryIO) -> float | None:
 
 
 def _frames(container: InputContainer, begin: int) -> tuple[Iterator[AudioFrame], float]:
-    """Frames of the first audio stream from a place before `begin` seconds, and which: the beginning, where the
-    container has no index by which another is found."""
+    """Frames of the first audio stream from a place before `begin` seconds on, and that place in seconds: the start, if
+    the container has no index to find another."""
     import av
 
     stream: AudioStream = container.streams.audio[0]
@@ -109,8 +109,8 @@ def _opened(file: BinaryIO) -> InputContainer:
 
 
 def _duration(container: InputContainer) -> float | None:
-    """Of the first audio stream. A header of Matroska has that of all streams together; what FFmpeg says of one by
-    itself is a guess by its bit rate."""
+    """Duration of the first audio stream. A Matroska header has the duration of all streams together; FFmpeg's value
+    for a single one is a guess from its bit rate."""
     if not container.streams.audio:
         return None
     stream: AudioStream = container.streams.audio[0]

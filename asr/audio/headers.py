@@ -1,5 +1,5 @@
-"""How long a sound file is by its header, and whether that holds. libsndfile reads to where it takes the end to be,
-without a word of what comes after it, or of what is missing."""
+"""How long an audio file is by its header, and whether that is true. libsndfile reads up to where it takes the end to
+be, and reports neither what comes after it nor what is missing."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import BinaryIO
 
 from soundfile import SoundFile
 
-RATES = (100, 10_000_000)  # samples a second that are not taken for a damaged header
-UNKNOWN = 2**60  # samples and more in the header of a file that was written to a pipe
-NO_SIZE = 0x7FFF0000  # bytes and more in the header of a RIFF file: whoever wrote it to a pipe could not go back
-_TABLE = 4096  # bytes in which an MP3's table, or the tags at its end, would be
-_LONGEST_PAGE = 27 + 255 + 255 * 255  # bytes of an Ogg file
-_TOLERANCE = 0.1  # seconds that a header may promise too many, or too few
+RATES = (100, 10_000_000)  # samples per second; other rates are taken for a damaged header
+UNKNOWN = 2**60  # this many samples or more are in the header of a file that was written to a pipe
+NO_SIZE = 0x7FFF0000  # this many bytes or more are in a RIFF header whose writer could not go back: in a pipe
+_TABLE = 4096  # bytes in which to look for an MP3's table, or for the tags at its end
+_LONGEST_PAGE = 27 + 255 + 255 * 255  # bytes of an Ogg page
+_TOLERANCE = 0.1  # seconds by which a header may promise too much
 
 
 class AudioError(ValueError):
-    """A sound that cannot be read; the message names it and says why."""
+    """Audio that cannot be read; the message names it and says why."""
 
 
 def check_rate(sound: SoundFile, name: str) -> None:
-    """Raises AudioError for a rate that no recording has."""
+    """Raises AudioError for a sample rate that no recording has."""
     if not RATES[0] <= sound.samplerate <= RATES[1]:
         raise AudioError(f"{name}: its header says {sound.samplerate} samples per second")
 
 
 def check_missing(seconds: float, name: str) -> None:
-    """Raises AudioError where so many `seconds`, which a header promises, are not there: a copy was interrupted."""
+    """Raises AudioError if `seconds` that a header promises are missing: a copy was interrupted."""
     if seconds > _TOLERANCE:
         raise AudioError(f"{name}: cut off, the last {seconds:.1f} s are missing")
 
 
 def is_estimate(sound: SoundFile, file: BinaryIO) -> bool:
-    """Whether an MP3, just opened, has no table that says how long it is (libsndfile goes by its first frame then)."""
+    """Whether an MP3, just opened, has no table of its length (libsndfile then estimates it by the first frame)."""
     if sound.format != "MP3":
         return False
     place = file.tell()
@@ -45,10 +45,10 @@ def is_estimate(sound: SoundFile, file: BinaryIO) -> bool:
 
 
 def goes_on(sound: SoundFile, file: BinaryIO, name: str) -> bool:
-    """Whether a file, just opened, has sound after the end that libsndfile takes for its own, and reads to: MP3s or Ogg
-    files that were joined, an MP3 of varying bit rate without a table, a wav whose writer was killed.
+    """Whether a file, just opened, has audio after the place that libsndfile takes for its end: joined MP3 or Ogg
+    files, an MP3 of variable bit rate without a table, a wav whose writer was killed.
 
-    Raises AudioError where a header promises more than there is."""
+    Raises AudioError if a header promises more than there is."""
     if sound.format == "MP3":
         return _mp3_goes_on(sound, file)
     place = file.tell()
@@ -66,8 +66,8 @@ def goes_on(sound: SoundFile, file: BinaryIO, name: str) -> bool:
 
 def _mp3_goes_on(sound: SoundFile, file: BinaryIO) -> bool:
     seconds = sound.seek(0, os.SEEK_END) / sound.samplerate
-    end = file.tell()  # some frames before what is read last
-    tags = file.read(_TABLE)  # of the kinds that come last, and may be long
+    end = file.tell()  # some frames before the end of what is read
+    tags = file.read(_TABLE)  # of the kinds that end a file, and may be long
     size = file.seek(0, os.SEEK_END)
     file.seek(end)
     sound.seek(0)
@@ -78,7 +78,7 @@ def _mp3_goes_on(sound: SoundFile, file: BinaryIO) -> bool:
 def _wav_goes_on(sound: SoundFile, file: BinaryIO, name: str) -> bool:
     begin = end = 0
     file.seek(12)
-    while not begin and len(head := file.read(8)) == 8:  # the chunks of a RIFF file, to the samples
+    while not begin and len(head := file.read(8)) == 8:  # the chunks of a RIFF file, up to the samples
         size = int.from_bytes(head[4:], "little")
         if head[:4] == b"data":
             begin = file.tell()
@@ -91,8 +91,8 @@ def _wav_goes_on(sound: SoundFile, file: BinaryIO, name: str) -> bool:
     check_missing((end - there) / max(1, there - begin) * sound.frames / sound.samplerate, name)
     file.seek(end)
     after = file.read(5)
-    # what was killed while it wrote has an old header, and after what that counts no chunk's name (some writers leave
-    # out the byte that makes its place even) and not zeros alone
+    # a writer that was killed leaves an old header, and after the samples that it counts there is no chunk's name (some
+    # writers omit the byte that makes its place even) and there are not only zeros
     is_chunk = any(all(32 <= byte < 127 for byte in letters) for letters in (after[:4], after[end % 2 :][:4]))
     if there - end <= 1024 or is_chunk:
         return False
@@ -101,11 +101,11 @@ def _wav_goes_on(sound: SoundFile, file: BinaryIO, name: str) -> bool:
 
 
 def _ogg_goes_on(file: BinaryIO, name: str) -> bool:
-    """Raises AudioError for a file that ends within a page (RFC 3533, section 6)."""
+    """Whether there are several streams. Raises AudioError if the last page is cut off (RFC 3533, section 6)."""
     streams, rest = 0, b""
     file.seek(0)
     while block := file.read(1 << 20):
-        streams += (rest + block).count(b"OggS\0\2")  # the first page of each
+        streams += (rest + block).count(b"OggS\0\2")  # the first page of each stream
         rest = block[-5:]
     there = file.seek(0, os.SEEK_END)
     file.seek(max(0, there - _LONGEST_PAGE))
@@ -118,13 +118,13 @@ def _ogg_goes_on(file: BinaryIO, name: str) -> bool:
 
 
 def _check_whole(sound: SoundFile, file: BinaryIO, name: str) -> None:
-    """Of a .sph, .aiff, .au, .rf64 or .w64."""
+    """Raises AudioError if a .sph, .aiff, .au, .rf64 or .w64 was cut off."""
     file.seek(0)
     head, there = file.read(1024), file.seek(0, os.SEEK_END)
     if sound.format == "NIST":
         count = re.search(rb"sample_count -i (\d+)", head)
         missing = (int(count[1]) if count else 0) - sound.frames
-    elif sound.format == "RF64":  # libsndfile tells what it found
+    elif sound.format == "RF64":  # libsndfile's log says what it found
         count = re.search(r"'ds64' chunk of (\d+)", sound.extra_info)
         missing = (int(count[1]) if count else 0) - sound.frames
     elif sound.format == "W64":

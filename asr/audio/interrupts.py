@@ -1,5 +1,5 @@
-"""Ctrl-C while a library in C asks Python for the bytes of a file: libsndfile and FFmpeg take what it raises there for
-the file's end, and a sound that was cut short would pass for a whole one."""
+"""Ctrl-C while a C library asks Python for the bytes of a file: libsndfile and FFmpeg take the exception raised there
+for the end of the file, and truncated audio would pass for complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """SIGINT is heard after what is done within, which must not last."""
+    """Delays SIGINT until the block ends, which must not take long."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

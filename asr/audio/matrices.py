@@ -1,4 +1,4 @@
-"""Reading feature matrices that were computed elsewhere, in the place of sound. Nothing is unpickled."""
+"""Reading feature matrices that were computed elsewhere, as input instead of audio. No objects are unpickled."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MATRIX_SUFFIXES = frozenset({".npy", ".pt"})
 
 
 def read_matrix(path: str | os.PathLike) -> np.ndarray:
-    """A precomputed feature matrix `(T, d)`, float32, from `.npy` or `.pt`. Raises AudioError; never unpickles."""
+    """A precomputed feature matrix `(T, d)`, float32, from `.npy` or `.pt`; unpickles no objects. Raises AudioError."""
     return as_matrix(_stored(path), printable(path))
 
 
 def read_shape(path: str | os.PathLike) -> tuple[int, int]:
-    """T and d of such a matrix; a `.npy` has them in its header. Raises AudioError like `read_matrix`, but not for what
-    its numbers are."""
+    """T and d of a feature matrix; a `.npy` has them in its header. Raises AudioError like `read_matrix`, but does not
+    check the values."""
     stored = _stored(path, mmap_mode="r")
     _check_matrix(stored, printable(path))
     return stored.shape
@@ -47,7 +47,7 @@ def _stored(path: str | os.PathLike, mmap_mode: str | None = None) -> np.ndarray
 
 
 def as_matrix(matrix: np.ndarray, name: str) -> np.ndarray:
-    """An array as a feature matrix `(T, d)`, float32. Raises AudioError, which calls it `name`, for what is none."""
+    """An array as a feature matrix `(T, d)`, float32. Raises AudioError, which calls it `name`, if it is not one."""
     _check_matrix(matrix, name)
     with np.errstate(over="ignore"):
         matrix = matrix.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Corpora on the command line: a command of the top floor, beside what it calls.
+"""Corpora on the command line: a command of the top floor, kept next to the code it calls.
 
 python -m asr.corpus download PART... --out DIR                      parts of LibriSpeech
 python -m asr.corpus prepare CORPUS... --out cuts.jsonl.gz           checks the files, writes Lhotse cuts
@@ -6,7 +6,7 @@ python -m asr.corpus sample CUTS --utterances 100 --out some.jsonl.gz [--rest ot
 python -m asr.corpus split CUTS --speakers 5 --out dev.jsonl.gz --rest train.jsonl.gz
 python -m asr.corpus shard CORPUS... --out DIR                       a few large files instead of many small ones
 python -m asr.corpus segment CUTS --out utterances.jsonl.gz           long recordings, cut between words
-python -m asr.corpus splice CUTS --wav DIR --out spliced.jsonl.gz    new utterances from the words of these
+python -m asr.corpus splice CUTS --wav DIR --out spliced.jsonl.gz    new utterances from the words of CUTS
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 @contextmanager
 def _removed_where_it_fails(written: list[Path]) -> Iterator[None]:
-    """What was written, so that the same command can be given again."""
+    """Removes what was written if the block fails, so that the same command can be repeated."""
     try:
         yield
     except BaseException:
@@ -75,7 +75,7 @@ def _copies(cuts: CutSet, folder: Path, written: list[Path]) -> Iterator[MonoCut
 
 
 def _as_wav(name: str, sound: np.ndarray, text: str, speaker: str | None, folder: Path) -> MonoCut:
-    """Writes the sound as 16-bit wav at 16 kHz; the cut of that file."""
+    """Writes the audio as 16-bit wav at 16 kHz and returns the cut of that file."""
     path = _wav(name, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_wav(path, sound)
@@ -84,7 +84,7 @@ def _as_wav(name: str, sound: np.ndarray, text: str, speaker: str | None, folder
 
 
 def _wav(name: str, folder: Path) -> Path:
-    """The file of an utterance, within the folder whatever it is called."""
+    """The file of an utterance, always within the folder, whatever the utterance is called."""
     inside = [part for part in name.split("/") if part not in ("", ".", "..")] or ["_"]
     return Path(folder.resolve(), *inside[:-1], f"{inside[-1]}.wav")
 
@@ -112,7 +112,7 @@ def split(args: argparse.Namespace) -> None:
     if len(speakers) <= args.speakers:
         raise ValueError(f"{', '.join(args.corpus)}: {len(speakers)} speakers; {args.speakers} cannot be split off")
     chosen = set(random.Random(args.seed).sample(speakers, args.speakers))
-    for path, inside in ((args.out, True), (args.rest, False)):  # those of nobody known among the rest
+    for path, inside in ((args.out, True), (args.rest, False)):  # unknown speakers belong to the rest
         _write(
             cuts.filter(lambda cut, inside=inside: (cut.supervisions[0].speaker in chosen) == inside).to_eager(), path
         )

@@ -1,5 +1,5 @@
-"""CMU's AN4 as it is unpacked: `etc/an4_train.fileids` and `etc/an4_train.transcription` (lines in the same order,
-`<s> TEXT </s> (id)` or `TEXT (id)`), audio under `wav/` as NIST sphere, wav or flac. The same for `an4_test`."""
+"""CMU's AN4 as unpacked: `etc/an4_train.fileids` and `etc/an4_train.transcription` (lines in the same order,
+`<s> TEXT </s> (id)` or `TEXT (id)`), audio under `wav/` as NIST sphere, wav or flac. `an4_test` likewise."""
 
 from __future__ import annotations
 

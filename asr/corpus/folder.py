@@ -1,4 +1,4 @@
-"""A folder of audio (or of feature matrices) with a `.txt` beside each file."""
+"""A folder of audio (or feature matrices) with a `.txt` next to each file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from asr.corpus.utterances import Utterance
 
 
 def read_folder(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
-    """The utterances under `folder`; ids are paths relative to it, without suffix. Files without a `.txt` are not
-    part of a `transcribed` corpus; a `.txt` that is not in UTF-8 is a fault of its own. Raises ValueError where there
-    is none."""
+    """The utterances under `folder`; their ids are paths relative to it, without suffix. Files without a `.txt` are not
+    part of a `transcribed` corpus; one whose `.txt` is not in UTF-8 is an utterance with a fault. Raises ValueError if
+    there are no utterances."""
     found = False
     for path in sorted(files_under(folder)):
         transcript = path.with_suffix(".txt")

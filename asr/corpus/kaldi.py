@@ -1,5 +1,5 @@
-"""A data directory as Kaldi and ESPnet have it: `wav.scp` (lines of an id and a file), `text` (an id and its words),
-and where they are there `segments` (an id, a recording of `wav.scp`, begin and end in seconds) and `utt2spk`."""
+"""A data directory of Kaldi or ESPnet: `wav.scp` (lines of an id and a file), `text` (an id and its words) and, if they
+exist, `segments` (an id, a recording of `wav.scp`, start and end in seconds) and `utt2spk`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from asr.audio.reading import read_lines
 from asr.corpus.utterances import Utterance
 
-# a command that does nothing else with its file, which then is read itself
+# a command that only decodes its file, which is then read directly
 _ONLY_DECODES = re.compile(r"(?:cat|flac(?: -[cds]+| --decode| --stdout| --silent)+) (\S+) \|")
 
 
@@ -20,13 +20,13 @@ def is_kaldi(folder: Path) -> bool:
 
 
 def read_kaldi(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
-    """The utterances of a data directory; an `Utterance` with a fault for one without text, or whose sound a command
-    makes. Files are found from the working directory or from a folder above the data directory. Raises ValueError for
-    a line of `segments` that is none, and where `text` is missing."""
+    """The utterances of a data directory; one without text, or whose audio a command makes, has a fault. Files are
+    looked up from the working directory and from the folders above the data directory. Raises ValueError for an invalid
+    line of `segments`, and if `text` is missing."""
     sources = _table(folder / "wav.scp")
     texts = _table(folder / "text") if transcribed else {}
     speakers = _table(folder / "utt2spk", needed=False)
-    whole = {name: f"{name} 0 -1" for name in sources}  # to its end
+    whole = {name: f"{name} 0 -1" for name in sources}  # to the end
     for name, place in (_table(folder / "segments", needed=False) or whole).items():
         try:
             recording, begin, end = place.split()
@@ -51,7 +51,7 @@ def read_kaldi(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
 
 
 def _table(path: Path, needed: bool = True) -> dict[str, str]:
-    """The first word of each line and the rest of it; nothing where the file is missing and not `needed`."""
+    """Maps the first word of each line to the rest; empty if the file is missing and not `needed`."""
     if not needed and not path.is_file():
         return {}
     rows = (line.strip().partition(" ") for line in (line.replace("\t", " ") for line in read_lines(path)))

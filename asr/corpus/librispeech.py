@@ -1,7 +1,7 @@
-"""LibriSpeech (Panayotov et al. 2015): fetching it, and reading it as it is unpacked.
+"""LibriSpeech (Panayotov et al. 2015): downloading it, and reading it as unpacked.
 
-`speaker/chapter/speaker-chapter-utterance.flac` lies beside a `speaker-chapter.trans.txt` with a line `id TRANSCRIPT`
-for each."""
+`speaker/chapter/speaker-chapter-utterance.flac` lies next to a `speaker-chapter.trans.txt` with a line `id TRANSCRIPT`
+for each utterance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 OPENSLR = "https://www.openslr.org/resources"
 FULL = ("dev-clean", "dev-other", "test-clean", "test-other", "train-clean-100", "train-clean-360", "train-other-500")
 MINI = ("dev-clean-2", "train-clean-5")
-NUMBERS = {**dict.fromkeys(FULL, 12), **dict.fromkeys(MINI, 31)}  # of the resource on OpenSLR
+NUMBERS = {**dict.fromkeys(FULL, 12), **dict.fromkeys(MINI, 31)}  # of the resources on OpenSLR
 
 
 def is_librispeech(folder: Path) -> bool:
@@ -48,12 +48,12 @@ def _transcripts(folder: Path) -> Iterator[Path]:
 
 
 def download_librispeech(part: str, folder: Path, url: str = OPENSLR) -> Path:
-    """Fetches a part (`train-clean-100`, `dev-clean-2`, ...) and unpacks it: `folder / LibriSpeech / part`.
+    """Downloads a part (`train-clean-100`, `dev-clean-2`, ...) and unpacks it to `folder / LibriSpeech / part`.
 
-    What is there already is left alone: the folder, and a whole archive, which is unpacked and kept; a download that
-    broke off goes on where it stopped. The archive's MD5 sum is compared with the one published beside it. Raises
-    ValueError for an unknown part, a server that cannot be reached, or an archive that is not what was published or
-    cannot be unpacked (it is deleted)."""
+    What is already there is left alone: the unpacked folder, and a complete archive, which is unpacked and kept; an
+    interrupted download continues where it stopped. The archive's MD5 sum is compared with the one published next to
+    it. Raises ValueError for an unknown part, a server that cannot be reached, or an archive that differs from the
+    published one or cannot be unpacked (it is deleted)."""
     if part not in NUMBERS:
         raise ValueError(f"{part} is no part of LibriSpeech: {', '.join(NUMBERS)}")
     place = folder / "LibriSpeech" / part
@@ -69,7 +69,7 @@ def download_librispeech(part: str, folder: Path, url: str = OPENSLR) -> Path:
             resumable_download(f"{source}/{archive.name}", archive)
             if archive.stat().st_size < _size(f"{source}/{archive.name}"):
                 raise OSError("the server ended it early")
-    except (OSError, HTTPException) as error:  # of the network, or of the disk
+    except (OSError, HTTPException) as error:  # from the network or the disk
         raise ValueError(f"{source}/{archive.name}: {error}; the same command continues where it stopped") from None
     if fetched and published and _md5(archive) != published:
         archive.unlink()
@@ -85,7 +85,7 @@ def download_librispeech(part: str, folder: Path, url: str = OPENSLR) -> Path:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """What the archive has and `folder` has not: a part is there as a whole or not at all."""
+    """Unpacks what `folder` does not have yet: a part is there completely or not at all."""
     unpacked = folder / f"{archive.name}.unpacked"
     shutil.rmtree(unpacked, ignore_errors=True)
     with tarfile.open(archive) as tar:
@@ -112,7 +112,7 @@ def _published_sum(url: str, name: str) -> str | None:
 
 
 def _size(url: str) -> int:
-    """In bytes, as far as the server says."""
+    """The size in bytes; 0 if the server does not say."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD")) as response:
             return int(response.headers.get("Content-Length", 0))

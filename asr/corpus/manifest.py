@@ -1,8 +1,8 @@
-"""A NeMo-style JSONL manifest, as a file beside its audio or as `manifest.jsonl` inside a tar with it.
+"""A NeMo-style JSONL manifest, as a file next to its audio or as `manifest.jsonl` in a tar with the audio.
 
-One JSON object a line: `audio_filepath` (relative to the manifest) and `text` (but for sound without transcripts) are
-needed; `id`, `speaker`, and of sound `offset` and `duration` in seconds are used where they are given. A line may have
-`source` instead of `audio_filepath`: a text, of which `text` is what a model shall write (translation, for one).
+One JSON object per line: `audio_filepath` (relative to the manifest) and `text` (except for audio without transcripts)
+are required; `id`, `speaker` and, for audio, `offset` and `duration` in seconds are optional. A line may have `source`
+instead of `audio_filepath`: an input text, for which a model is to write `text` (a translation, for example).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asr.corpus.utterances import Utterance
 
 
 def read_manifest(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
-    """The utterances of a JSONL manifest; a line that is wrong is one with a fault."""
+    """The utterances of a JSONL manifest; an invalid line is an utterance with a fault."""
     for entry in _entries(read_lines(path), path, transcribed):
         if isinstance(entry, Utterance):
             yield entry
@@ -47,13 +47,13 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
             raise ValueError(f"{path}: text to text belongs in a plain manifest, not in a tar")
         member = members.get(entry["audio_filepath"].removeprefix("./"))
         utterance = _utterance(entry, path)
-        # a member that is missing is an empty one: it is reported with the other bad files
+        # a missing member counts as an empty one, which is reported with the other bad files
         utterance.tar_offset, utterance.tar_size = (member.offset_data, member.size) if member else (0, 0)
         yield utterance
 
 
 def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[dict[str, Any] | Utterance]:
-    """The lines' objects, each with an id; a line that is wrong as an utterance with its fault."""
+    """The objects of the lines, each with an id; for an invalid line, an utterance with its fault."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -66,13 +66,13 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
             yield Utterance(f"line {number}", path, "", fault=fault)
             continue
         default = entry.get("audio_filepath") or f"{path.name} line {number}"
-        if entry.get("offset") is not None:  # one of several in a file
+        if entry.get("offset") is not None:  # one of several utterances in a file
             default += f"-{entry['offset']}"
         yield entry | {"id": default if entry.get("id") in (None, "") else str(entry["id"])}
 
 
 def _fault(entry: Any, transcribed: bool) -> str | None:
-    """What is wrong with a line of a manifest; None: nothing."""
+    """What is wrong with a line of a manifest, or None."""
     if not isinstance(entry, dict):
         return "not a JSON object"
     for key in ("duration", "offset"):
@@ -85,7 +85,7 @@ def _fault(entry: Any, transcribed: bool) -> str | None:
 
 
 def _is_text(entry: dict[str, Any]) -> bool:
-    return "source" in entry and "audio_filepath" not in entry  # beside sound it says where that is from
+    return "source" in entry and "audio_filepath" not in entry  # next to audio, it says where the audio is from
 
 
 def _utterance(entry: dict[str, Any], path: Path) -> Utterance:

@@ -1,4 +1,4 @@
-"""Opening a corpus: what a path is, is seen from the path."""
+"""Opening a corpus, whose form is recognised from its path."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FORMS = (
 
 
 def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = True) -> CutSet:
-    """Lhotse cuts of a corpus, or of several in turn, in any of `FORMS`; where it need not be `transcribed`, manifests
-    may be without `text` and folders without `.txt`. One that is named twice counts twice.
+    """Lhotse cuts of a corpus, or of several in turn, in any of `FORMS`; unless it has to be `transcribed`, manifests
+    may lack `text` and folders `.txt`. A corpus that is named twice counts twice.
 
-    Files that are missing, empty or damaged are reported by name and left out. Raises ValueError for what is no corpus.
+    Files that are missing, empty or damaged are reported by name and left out. Raises ValueError if it is no corpus.
     """
     if not isinstance(path, str | Path):
         if not path:
@@ -56,7 +56,7 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
 
 
 def together(corpora: list[CutSet]) -> CutSet:
-    """All cuts of several corpora. Where two are called alike, the second is called NAME@2."""
+    """All cuts of several corpora. If two have the same name, the second becomes NAME@2."""
     everything = [cut for cuts in corpora for cut in cuts]
     taken, counts = {cut.id for cut in everything}, Counter()
     for cut in everything:
@@ -69,7 +69,7 @@ def together(corpora: list[CutSet]) -> CutSet:
 
 
 def _single(cuts: CutSet, path: str | Path, transcribed: bool) -> CutSet:
-    """Cuts made elsewhere, if each is one utterance."""
+    """Returns cuts made elsewhere, after a check that each is one utterance."""
     for cut in cuts:
         if not transcribed and isinstance(cut, MonoCut) and not cut.supervisions:
             cut.supervisions = [SupervisionSegment(cut.id, cut.recording_id, 0, cut.duration, text="")]
@@ -81,7 +81,7 @@ def _single(cuts: CutSet, path: str | Path, transcribed: bool) -> CutSet:
 
 
 def _is_a_file(recording: Recording | None) -> bool:
-    """Whether a recording is what its file holds, at whatever rate: not one of several files, not made faster or
+    """Whether a recording is just the content of a file, at any sample rate: not of several files, not made faster or
     louder."""
     if recording is None or len(recording.sources) != 1:
         return False

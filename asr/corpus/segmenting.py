@@ -1,4 +1,4 @@
-"""Long recordings with transcripts as utterances that can be trained on: cut in the pauses between words, whose times
+"""Splitting long recordings with transcripts into utterances for training: cut in the pauses between words, whose times
 `asr.align` has found."""
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from lhotse.utils import fastcopy
 from asr.corpus.utterances import word_times
 from asr.text.words import join_words
 
-MARGIN = 0.3  # seconds of a pause that stay at either side of an utterance, at most
-EARLIEST = 0.4  # share of the most that an utterance may last, from which on it may end
+MARGIN = 0.3  # most seconds of a pause that are kept on either side of an utterance
+EARLIEST = 0.4  # fraction of its maximum length from which on an utterance may end
 
 
 def segment(cut: MonoCut, longest: float) -> Iterator[MonoCut]:
-    """The cut in parts of at most `longest` seconds, each from pause to pause, with the words that are said in it and
-    their times; it ends in the longest pause that it reaches. What is between two parts, more than a margin of it, is
+    """Splits a cut into parts of at most `longest` seconds, each from pause to pause, with the words said in it and
+    their times; a part ends in the longest pause that it reaches. What lies between two parts, beyond the margins, is
     left out.
 
-    A word that is longer by itself is a part of its own. Raises ValueError for a cut without sound or without the times
+    A word that is itself longer is a part of its own. Raises ValueError for a cut without audio or without the times
     of its words."""
     words = word_times(cut)
     places = [0.0, *(before.end / 2 + after.start / 2 for before, after in pairwise(words)), cut.duration]
@@ -41,7 +41,7 @@ def segment(cut: MonoCut, longest: float) -> Iterator[MonoCut]:
 
 
 def _end(places: list[float], words: list[AlignmentItem], last: int) -> float:
-    """Where a part ends of which `last` is the first word that is not in it."""
+    """Where a part ends if `last` is the first word after it."""
     return min(places[last], words[last - 1].end + MARGIN)
 
 

@@ -1,8 +1,8 @@
-"""A corpus as shards: large trainings have a few tars open at a time instead of hopping about among millions of files.
+"""A corpus as shards: large training runs have a few tars open at a time instead of jumping among millions of files.
 
-A folder has the shards in `shar` (Lhotse Shar: `cuts.000000.jsonl.gz` with `recording.000000.tar` and so on) and beside
-them `index.jsonl.gz`, which says where in them each utterance lies. With it the folder may also be a URL (fsspec reads
-it). Shards that Lhotse has written have no index; their tars are gone through.
+A folder has its shards in `shar` (Lhotse Shar: `cuts.000000.jsonl.gz` with `recording.000000.tar` and so on) and next
+to it `index.jsonl.gz`, which says where in the shards each utterance lies. With an index, the folder may also be a URL
+(read by fsspec). Shards written by Lhotse have no index; their tars are scanned.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ INDEX, SHARDS = "index.jsonl.gz", "shar"
 
 
 def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
-    """Writes the sound (16-bit flac at 16 kHz) and the metadata of the cuts, `size` utterances to a shard; what cannot
-    be read is reported by name and left out. The cuts of the shards.
+    """Writes the audio (16-bit flac at 16 kHz) and the metadata of the cuts, `size` utterances per shard, and returns
+    the cuts of the shards; what cannot be read is reported by name and left out.
 
-    The shards are there when all are written. Raises ValueError where the folder has some already, a cut is no sound,
-    or none can be read."""
+    The shards appear once all are written. Raises ValueError if the folder already has some, a cut is not audio, or
+    none can be read."""
     if (folder / SHARDS).exists():
         raise ValueError(f"{folder / SHARDS} is there already")
     inside = folder / f"{SHARDS}.new"
@@ -66,7 +66,7 @@ def is_shards(path: str | Path) -> bool:
 
 
 def read_shards(folder: str | Path) -> CutSet:
-    """The cuts of a folder of shards, or of its URL. Raises ValueError where they cannot be read."""
+    """The cuts of a folder of shards, or of its URL. Raises ValueError if they cannot be read."""
     remote = "://" in str(folder)
     folder = str(folder).rstrip("/") if remote else str(Path(folder).absolute())
     if not remote and not (Path(folder) / INDEX).is_file():
@@ -80,13 +80,13 @@ def read_shards(folder: str | Path) -> CutSet:
             source.source = cut.custom["shard"] = f"{folder}/{source.source}"
         if remote and cuts:
             offset, _, shard = (cuts[0].custom[name] for name in PLACE)
-            fetch(shard, offset, offset + 1)  # a server may know whole files alone
+            fetch(shard, offset, offset + 1)  # a server may only support whole files
         return CutSet.from_cuts(cuts)
 
 
 @contextlib.contextmanager
 def blaming(path: str | Path) -> Iterator[None]:
-    """Whatever a damaged file leads to is a ValueError that names it."""
+    """Turns any error that a damaged file leads to into a ValueError that names the file."""
     try:
         yield
     except Exception as error:
@@ -94,14 +94,14 @@ def blaming(path: str | Path) -> Iterator[None]:
 
 
 def _index(folder: Path, prefix: str) -> Iterator[MonoCut]:
-    """The cuts of all shards in a folder, with their tars (named after `prefix`) and where in them their sound lies."""
+    """The cuts of all shards in a folder, with their tars (`prefix` and name) and where in them their audio lies."""
     tars, lists = folder.glob("recording.*.tar"), folder.glob("cuts.[0-9]*.jsonl.gz")  # a shard has both
     numbers = {file.name.removeprefix("recording.").removesuffix(".tar") for file in tars}
     numbers |= {file.name.removeprefix("cuts.").removesuffix(".jsonl.gz") for file in lists}
     for number in sorted(numbers):
         path, metadata = folder / f"recording.{number}.tar", folder / f"cuts.{number}.jsonl.gz"
         with blaming(path), tarfile.open(path, "r:") as tar:
-            without = ".json", ".nodata", ".nometa"  # what Lhotse writes beside a sound, or in its place
+            without = ".json", ".nodata", ".nometa"  # what Lhotse writes next to the audio, or in its place
             sounds = {m.name.rpartition(".")[0]: m for m in tar if not m.name.endswith(without)}
         with blaming(metadata):
             cuts = list(CutSet.from_file(metadata))

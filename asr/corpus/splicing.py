@@ -1,7 +1,7 @@
-"""New utterances from the words of old ones: some words of an utterance give way to others that the same speaker has
-said, in the sound and in the transcript alike (Lam et al. 2021, "On-the-fly aligned data augmentation for
-sequence-to-sequence ASR"). Words are drawn by how often they stand beside their neighbours in other utterances; a word
-that runs into those beside it stays. A decoder that sees words in ever new order cannot learn the training set by
+"""New utterances from the words of old ones: some words of an utterance are replaced with others that the same speaker
+has said, both in the audio and in the transcript (Lam et al. 2021, "On-the-fly aligned data augmentation for
+sequence-to-sequence ASR"). Words are drawn by how often they stand next to their neighbours in other utterances; a word
+that runs into its neighbours is kept. A decoder that sees words in ever new order cannot learn the training set by
 heart.
 """
 
@@ -23,28 +23,28 @@ from asr.text.words import join_words
 
 EDGE = ""  # stands before the first word and after the last
 WINDOW = SAMPLE_RATE // 50  # samples over which loudness is measured
-REACH = 0.04  # seconds that a cut may lie inside of what CTC hears of the words beside it
-FADE = SAMPLE_RATE // 200  # samples in which one sound goes over into the next
-APART = 10.0  # dB by which the sound at both edges of a word must be below the word's
-UNSEEN = 0.1  # times that two words are taken to stand beside each other that never do
-KEPT = 256  # utterances whose sound is kept in memory
+REACH = 0.04  # seconds by which a cut may lie inside the times that CTC gives the words next to it
+FADE = SAMPLE_RATE // 200  # samples of the crossfade from one piece to the next
+APART = 10.0  # dB by which the audio at both edges of a word must be below the word
+UNSEEN = 0.1  # added to the counts of pairs of words, so that pairs that never occur are possible
+KEPT = 256  # utterances whose audio is kept in memory
 
 
 class Spoken(NamedTuple):
-    """A word where it was said."""
+    """A word and where it was said."""
 
     text: str
     cut: MonoCut
     first: int  # sample
     end: int
-    apart: bool  # it does not run into the words beside it
+    apart: bool  # whether it does not run into its neighbours
 
 
 def splice(cuts: Iterable[MonoCut], share: float, rng: random.Random) -> Iterator[tuple[MonoCut, str, np.ndarray]]:
-    """Each cut with a transcript and samples `(N,)` in which each word that stands apart was drawn anew with
-    probability `share`; what cannot be read, or whose speaker is not known, is reported by name and left out.
+    """Each cut with a transcript and samples `(N,)` in which each word that stands apart was drawn again with
+    probability `share`; cuts that cannot be read, or whose speaker is not known, are reported by name and left out.
 
-    Raises ValueError for a cut without sound or without the times of its words (`asr.align`), or where none is left."""
+    Raises ValueError for a cut without audio or without the times of its words (`asr.align`), or if none is left."""
     read = lru_cache(KEPT)(lambda name: read_cut(by_name[name]))
     by_name: dict[str, MonoCut] = {}
     utterances: list[list[Spoken]] = []
@@ -95,7 +95,7 @@ def _pairs(words: list[Spoken]) -> Iterator[tuple[str, str]]:
 
 
 def _runs(words: list[Spoken]) -> Iterator[tuple[str, int, int]]:
-    """The stretches of sound that the words are made of: utterance, first sample and end; neighbours stay in one."""
+    """The spans of audio that the words are made of: utterance, first sample and end; neighbours share a span."""
     name, first, end = words[0].cut.id, words[0].first, words[0].end
     for word in words[1:]:
         if word.cut.id == name and word.first == end:
@@ -107,7 +107,7 @@ def _runs(words: list[Spoken]) -> Iterator[tuple[str, int, int]]:
 
 
 def join(pieces: list[np.ndarray]) -> np.ndarray:
-    """Samples `(N,)` of all pieces, one after the other, each faded over into the next."""
+    """Samples `(N,)` of all pieces, one after the other, each crossfaded into the next."""
     pieces = [piece for piece in pieces if len(piece) > 2 * FADE]
     if not pieces:
         return np.zeros(0, np.float32)

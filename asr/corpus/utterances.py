@@ -1,9 +1,9 @@
-"""One utterance is one Lhotse cut: making it from a source, checking it, reading its sound, its matrix or its text.
+"""One utterance is one Lhotse cut: making it from a source, checking it, reading its audio, its matrix or its text.
 
-Sound inside an uncompressed tar is read at its place there: `tar_offset` and `tar_size` in the cut's custom fields. The
-tar may be a URL; `shard` names one whose utterances training keeps together. A feature matrix has no recording; its
-path is the custom field `matrix`, beside its `width`. Nor has a text that is to be written as another: that is the
-custom field `source`.
+Audio inside an uncompressed tar is read in place, at `tar_offset` and `tar_size` in the cut's custom fields. The tar
+may be a URL; `shard` names one whose utterances are kept together in training. A feature matrix has no recording; its
+path is the custom field `matrix`, next to its `width`. An input text, which is to be written as another, has none
+either: it is the custom field `source`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from lhotse.utils import fastcopy
 from asr.audio.matrices import MATRIX_SUFFIXES, read_matrix, read_shape
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printable, read_audio, read_duration
 
-PLACE = ("tar_offset", "tar_size", "shard")  # of a sound within another file: in a cut's `custom`
+PLACE = ("tar_offset", "tar_size", "shard")  # of audio within another file: keys of a cut's `custom`
 ROUNDING = 0.1  # seconds at the end of a file that its header may not count
-TRIES, PATIENCE = 3, 1.0  # of reading a URL, and the seconds in between
+TRIES, PATIENCE = 3, 1.0  # to read a URL, and the seconds in between
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Utterance:
-    """What every corpus reader yields: a file (or a part of a tar, or a text), its transcript, and what is known."""
+    """What every corpus reader yields: a file (or a part of a tar, or a text), its transcript, and any metadata."""
 
     id: str
     path: Path
@@ -43,15 +43,15 @@ class Utterance:
     offset: float = 0.0  # seconds of the file before the utterance
     tar_offset: int | None = None
     tar_size: int | None = None
-    source: str | None = None  # a text in the place of sound; `path` names its manifest
-    fault: str | None = None  # why it cannot be used
+    source: str | None = None  # a text in place of audio; `path` names its manifest
+    fault: str | None = None  # why the utterance cannot be used
 
 
-NAMED = 10  # of what is left out; more of it is counted
+NAMED = 10  # utterances left out that are named; the others are only counted
 
 
 class Skipped:
-    """Counts what is left out and why; says the first few by name, and the sum at the end."""
+    """Counts what is left out; reports the first few by name with the reason, and the total at the end."""
 
     def __init__(self, what: str):
         self.what, self.count, self.total = what, 0, 0
@@ -67,11 +67,11 @@ class Skipped:
 
 
 def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
-    """A CutSet of the utterances whose files are there and have sound; the rest is reported by name and counted.
+    """A CutSet of the utterances whose files exist and have audio; the rest are reported by name and counted.
 
-    `what` names the corpus in the report. Raises ValueError where nothing is left."""
+    `what` names the corpus in the report. Raises ValueError if nothing is left."""
     skipped, cuts, seen = Skipped(what), [], set()
-    duration_of = cache(read_duration)  # many utterances may be parts of a file
+    duration_of = cache(read_duration)  # many utterances may be parts of one file
     for utterance in utterances:
         skipped.total += 1
         try:
@@ -90,19 +90,19 @@ def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
 
 
 def write_cuts(cuts: CutSet, path: Path) -> None:
-    """Writes cuts (`.jsonl.gz`) whole or not at all, into a folder that is made where it is missing; those with a name
-    that is not UTF-8 are left out, by name. Raises ValueError where there are none."""
+    """Writes cuts (`.jsonl.gz`) completely or not at all, into a folder that is created if missing; those that are not
+    `writable` are reported by name and left out. Raises ValueError if there are none."""
     cuts = CutSet.from_cuts(writable(cuts, str(path)))
     if not len(cuts):
         raise ValueError(f"{path}: there is no utterance to write")
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")  # whose suffix tells Lhotse how to write
+    unfinished = path.with_name(f".{path.name}")  # its suffix tells Lhotse how to write
     cuts.to_file(unfinished)
     unfinished.replace(path)
 
 
 def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
-    """The cuts that can be written as JSON; those with a name that is not UTF-8 are reported by name, as of `what`."""
+    """The cuts that can be written as JSON; those with a name or a transcript that is not UTF-8 are reported."""
 
     def unwritable(cut: MonoCut) -> str | None:
         source = cut.recording.sources[0].source if cut.recording else (cut.custom or {}).get("matrix", "")
@@ -116,7 +116,7 @@ def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
 
 
 def of_file(cut: MonoCut, recording: Recording) -> MonoCut:
-    """The cut with the sound of a file of its own, mono, all of which it is."""
+    """The cut as the whole of a mono file of its own, `recording`."""
     return fastcopy(
         cut,
         start=0.0,
@@ -130,7 +130,7 @@ def of_file(cut: MonoCut, recording: Recording) -> MonoCut:
 
 
 def kept(cuts: Iterable[MonoCut], what: str, unfit: Callable[[MonoCut], str | None]) -> list[MonoCut]:
-    """The cuts for which `unfit` gives no reason to leave them out; the others are reported by name, as of `what`."""
+    """The cuts that `unfit` gives no reason to leave out; the others are reported by name, as part of `what`."""
     skipped, fit = Skipped(what), []
     for cut in cuts:
         skipped.total += 1
@@ -143,13 +143,13 @@ def kept(cuts: Iterable[MonoCut], what: str, unfit: Callable[[MonoCut], str | No
 
 
 def input_kind(cut: MonoCut) -> str:
-    """What is to be transcribed: sound, matrix or text."""
-    custom = {} if cut.recording else cut.custom or {}  # beside sound they say what they like
+    """The kind of input: sound, matrix or text."""
+    custom = {} if cut.recording else cut.custom or {}  # next to audio, they may mean anything
     return "matrix" if "matrix" in custom else "text" if "source" in custom else "sound"
 
 
 def word_times(cut: MonoCut) -> list[AlignmentItem]:
-    """When each word of a cut is said. Raises ValueError for a cut without sound, or without the times of its words."""
+    """When each word of a cut is said. Raises ValueError for a cut without audio, or without the times of its words."""
     if (kind := input_kind(cut)) != "sound":
         raise ValueError(f"{cut.id}: only audio can be cut, and this is {kind}")
     if not (words := (cut.supervisions[0].alignment or {}).get("word")):
@@ -158,7 +158,7 @@ def word_times(cut: MonoCut) -> list[AlignmentItem]:
 
 
 def read_cut(cut: MonoCut) -> np.ndarray | str:
-    """Samples `(N,)` at 16 kHz of a cut, or its matrix `(T, d)`, or its text. Raises AudioError naming the file."""
+    """The samples `(N,)` of a cut at 16 kHz, its matrix `(T, d)`, or its text. Raises AudioError naming the file."""
     custom, kind = cut.custom or {}, input_kind(cut)
     if kind == "text":
         return custom["source"]
@@ -168,7 +168,7 @@ def read_cut(cut: MonoCut) -> np.ndarray | str:
     source, name = path, None
     if "tar_offset" in custom:
         source, name = _tar_member(path, custom["tar_offset"], custom["tar_size"]), f"{path}:{cut.id}"
-    several = cut.recording.sources[0].channels  # of which each cut is of one
+    several = cut.recording.sources[0].channels  # each cut has one of them
     channel = several.index(cut.channel) if len(several) > 1 else None
     samples = read_audio(source, name, cut.start, cut.end + ROUNDING, channel)
     if cut.start or len(samples) >= round((cut.duration + ROUNDING) * SAMPLE_RATE):
@@ -180,8 +180,8 @@ def read_cut(cut: MonoCut) -> np.ndarray | str:
 
 
 def iterate(cuts: Iterable[MonoCut], skipped: Skipped | None = None) -> Iterator[tuple[MonoCut, np.ndarray | str]]:
-    """Every cut with what `read_cut` gives; what cannot be read is left out and reported by name, by a `skipped` of the
-    caller's or with the sum at the end."""
+    """Every cut with the result of `read_cut`; what cannot be read is left out and reported by name, through `skipped`
+    if the caller passes one, or else with the total at the end."""
     told = skipped or Skipped("reading")
     for cut in cuts:
         told.total += 1
@@ -244,19 +244,20 @@ def _make_cut(utterance: Utterance, duration_of: Callable[[Path], float]) -> Mon
 
 
 def _check_whole(path: str | Path, present: float, duration: float) -> None:
-    """Raises AudioError where clearly less sound is there than its transcript is of."""
+    """Raises AudioError if clearly less audio is present than the `duration` that its transcript covers."""
     if duration - present > max(0.1, 0.05 * duration):
         raise AudioError(f"{path}: it has {present:.2f} s of the {duration:.2f} s that it should have")
 
 
 def fetch(url: str, first: int | None = None, end: int | None = None) -> bytes:
-    """The bytes of a URL, or those from `first` to before `end`. Raises AudioError where it fails `TRIES` times."""
+    """The bytes of a URL, or those from `first` up to `end` (exclusive). Raises AudioError if there is no such file, if
+    reading fails `TRIES` times, or if the server sends more than was asked for."""
     for left in reversed(range(TRIES)):
         try:
             files, name = url_to_fs(url)
             data = files.cat_file(name, start=first, end=end)
             break
-        except Exception as error:  # each kind of store has errors of its own
+        except Exception as error:  # each kind of storage has its own errors
             if not left or isinstance(error, FileNotFoundError | ImportError):
                 reason = "no such file" if isinstance(error, FileNotFoundError) else error or type(error).__name__
                 raise AudioError(f"{url}: {reason}") from None

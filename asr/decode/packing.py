@@ -1,7 +1,7 @@
 """Layers laid out for inference in bfloat16 on a CPU, with oneDNN's fused kernels.
 
 `nn.Linear` lays its weight out in oneDNN's blocks at every call, which for the few rows of a decoding step takes as
-long as the product; here that is done once. An activation is computed where the result is written.
+long as the product itself; here that is done once. An activation is computed where the result is written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "swish"}  # as oneDNN 
 
 
 class Packed(nn.Module):
-    """A layer whose weights are laid out for good."""
+    """A layer whose weights are laid out permanently."""
 
     def _save_to_state_dict(self, *args, **kwargs) -> None:
         raise ValueError(
@@ -27,7 +27,7 @@ class Packed(nn.Module):
 
 
 class PackedLinear(Packed):
-    """A linear layer of `weight (out, in)` and `bias (out,)`, followed by an activation of oneDNN's: from any
+    """A linear layer with `weight (out, in)` and `bias (out,)`, followed by one of oneDNN's activations: from any
     type to bfloat16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none"):
@@ -42,7 +42,7 @@ class PackedLinear(Packed):
 
 
 class Together(nn.Module):
-    """Several linear layers of the same input in one product: `linear` gives what they give, side by side."""
+    """Several linear layers with the same input in one product: `linear` gives their outputs, concatenated."""
 
     def __init__(self, linear: Packed, widths: list[int]):
         super().__init__()
@@ -53,7 +53,7 @@ class Together(nn.Module):
 
 
 class PackedConv2d(Packed):
-    """An `nn.Conv2d` with padding of zeros, followed by an activation of oneDNN's."""
+    """An `nn.Conv2d` with zero padding, followed by one of oneDNN's activations."""
 
     def __init__(self, conv: nn.Conv2d, activation: str):
         super().__init__()
@@ -68,14 +68,14 @@ class PackedConv2d(Packed):
 
 
 def can_pack(device: torch.device) -> bool:
-    """Whether oneDNN computes in bfloat16 there: on a CPU with AVX512 or better."""
+    """Whether oneDNN computes in bfloat16 on this device: on a CPU with AVX512 or better."""
     return (
         device.type == "cpu" and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 
 
 def pack(model: nn.Module) -> nn.Module:
-    """The bfloat16 model with its layers packed, in place: for inference alone, and no longer to be saved."""
+    """Packs the layers of a bfloat16 model in place: it is then for inference only, and can no longer be saved."""
     across = [layer.cross_attention for layer in model.modules() if isinstance(layer, TransformerDecoderLayer)]
     for attention in list(model.modules()):
         if isinstance(attention, MultiHeadAttention) and attention not in across and attention.fused is None:

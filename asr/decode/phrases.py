@@ -1,9 +1,9 @@
-"""Phrases that are likelier than the model thinks, as names and terms are: shallow fusion with a tree of their tokens
+"""Phrases that are likelier than the model thinks, such as names and terms: shallow fusion with a tree of their tokens
 (Zhao et al. 2019, "Shallow-fusion end-to-end contextual biasing").
 
-Each token that goes on with a phrase earns a bonus at once, so that the beam keeps the hypothesis; what a phrase has
-earned that is not said to its end is taken back. A search looks a hypothesis' place in the tree up in a table, as it
-does with a bigram: there is no loop over hypotheses or phrases.
+Each token that continues a phrase earns a bonus at once, so that the beam keeps the hypothesis; the bonus of a phrase
+that is not completed is taken back. A search looks up a hypothesis' place in the tree in a table, as it does with a
+bigram: there is no loop over hypotheses or phrases.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from asr.text.words import SPACE, is_unspaced
 
 logger = logging.getLogger(__name__)
 
-LARGEST = 5 * 10**7  # numbers in a table
+LARGEST = 5 * 10**7  # most numbers in a table
 STRANGE = "\ue000"  # a letter that is in no vocabulary and in no phrase
 
 
 class Phrases(NamedTuple):
-    """The tree of phrases as tables over N places in it and V tokens. A hypothesis begins in the place `start`."""
+    """The tree of phrases as tables over its N places and V tokens. A hypothesis starts in the place `start`."""
 
-    gains: Tensor  # (N, V) what a token adds to the score of a hypothesis that is in a place
-    places: Tensor  # (N, V) where it is then
+    gains: Tensor  # (N, V) what a token adds to the score of a hypothesis in a place
+    places: Tensor  # (N, V) the place of the hypothesis after the token
     start: int
 
     @classmethod
     def of(cls, texts: Sequence[Iterable[str]], weight: float, tokenizer: Tokenizer, eos: int) -> Phrases | None:
-        """With `weight` (a log-probability) for each token of phrases, of each of which there are the ways to write it,
-        none empty; None where none can be written. Raises ValueError for more than a table can be made of.
+        """The tables for `texts`, which hold the ways to write each phrase, none of them empty; each token of a phrase
+        adds `weight` (a log-probability). None if no phrase can be written. Raises ValueError for too many phrases.
 
-        A phrase is of whole words; one of letters of a script without spaces may begin and end anywhere, as may all
-        in a vocabulary without a space."""
+        A phrase consists of whole words; one in a script without spaces may start and end anywhere, as may all phrases
+        if the vocabulary has no space."""
         spaced = not tokenizer.lacks_some(tokenizer.encode(" "))
         tree, unwritable = _Tree(tokenizer), []
         for ways in texts:
@@ -58,7 +58,7 @@ class Phrases(NamedTuple):
             raise ValueError(f"phrases: {len(texts)} are too many for a vocabulary of {V} tokens")
         after_a_word = np.array([not spaced or _ends_a_word(tokenizer, token, eos) for token in range(V)])
         earned, places = map(torch.from_numpy, tree.tables(after_a_word))
-        # where a space is a token of its own there is none before the first word
+        # if a space is a token of its own, there is none before the first word
         apart = spaced and not tokenizer.piece(tokenizer.encode("a")[0]).startswith(SPACE)
         first = {tokenizer.piece(token): child for token, child in root.items()}
         return cls(weight * (earned - torch.tensor(tree.depth)[:, None]), places, first.get(SPACE, 0) if apart else 0)
@@ -67,11 +67,11 @@ class Phrases(NamedTuple):
         return Phrases(self.gains.to(device), self.places.to(device), self.start)
 
     def advance(self, place: Tensor, tokens: Tensor) -> Tensor:
-        """Where hypotheses in `place (...)` are after `tokens (...)`."""
+        """The places of hypotheses in `place (...)` after `tokens (...)`."""
         return self.places.flatten()[place * self.places.shape[1] + tokens].long()
 
     def along(self, labels: Tensor) -> Tensor:
-        """What each of `labels (n, U)` adds, `(n, U)`: the gains of whole hypotheses."""
+        """The gains `(n, U)` of whole hypotheses: what each of their `labels (n, U)` adds."""
         place = torch.full_like(labels[:, 0], self.start)
         added = []
         for token in labels.unbind(dim=1):
@@ -81,14 +81,14 @@ class Phrases(NamedTuple):
 
 
 class _Tree:
-    """Phrases by their tokens: a place for each beginning of one, the empty one first."""
+    """A prefix tree of the tokens of phrases: a place for each prefix, the empty one first."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
-        self.children: list[dict[int, int]] = [{}]  # of each place: the next tokens, and where they lead
-        self.depth = [0]  # tokens up to there
-        self.ends = [False]  # whether a phrase is whole there
-        self.unspaced = [False]  # whether its last letter is of a script without spaces
+        self.children: list[dict[int, int]] = [{}]  # for each place: the next tokens, and the places they lead to
+        self.depth = [0]  # tokens up to each place
+        self.ends = [False]  # whether a phrase is complete there
+        self.unspaced = [False]  # whether its last letter belongs to a script without spaces
 
     def add(self, phrase: list[int]) -> None:
         place = 0
@@ -103,15 +103,16 @@ class _Tree:
         self.ends[place] = True
 
     def tables(self, after_a_word: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each of N places and V tokens: how many tokens of phrases a hypothesis has after it, of those that it has
-        in the place, said to the end or on the way; and where it is then. `after_a_word (V,)`: before which tokens a
-        word is at its end.
+        """For each of N places and V tokens, `(N, V)` each: of the tokens from the root to the place and this one, how
+        many count, because their phrases are complete or still under way; and the next place. `after_a_word (V,)`:
+        whether a word has ended before each token.
 
-        Where a phrase is left, what of it ended at a word's end stays, and the tokens behind that are those of phrases
-        that began later: a hypothesis is then where it would be without the longer phrase (Aho & Corasick 1975)."""
+        When a phrase is left, a shorter phrase that it starts with still counts if a word ended there, and the tokens
+        behind that count for phrases that started later: the hypothesis is where it would be without the longer phrase
+        (Aho & Corasick 1975)."""
         N, V = len(self.children), len(after_a_word)
         earned, places = np.zeros((N, V), np.float32), np.zeros((N, V), np.int32)
-        without = [(0, 0)] * N  # of each place: how many tokens a hypothesis has that leaves the phrase, and its place
+        without = [(0, 0)] * N  # for each place: how many tokens still count if the phrase is left, and the next place
         for place in sorted(range(N), key=self.depth.__getitem__):
             unspaced = self.unspaced[place]
             within_a_word = without[place]
@@ -130,8 +131,8 @@ class _Tree:
 
 
 def _writings(tokenizer: Tokenizer, text: str, spaced: bool) -> list[list[int]]:
-    """The tokens of a phrase: after a space, if there is one in the vocabulary, or right after another letter, if it
-    begins with one of a script without spaces."""
+    """The ways to tokenise a phrase: after a space, if the vocabulary has one, and also directly after another letter,
+    if the phrase starts with a letter of a script without spaces."""
     rows = [tokenizer.encode(f" {text}" if spaced else text)]
     if spaced and is_unspaced(text[0]):
         row = tokenizer.encode(f"{STRANGE}{text}")
@@ -140,7 +141,7 @@ def _writings(tokenizer: Tokenizer, text: str, spaced: bool) -> list[list[int]]:
 
 
 def _ends_a_word(tokenizer: Tokenizer, token: int, eos: int) -> bool:
-    """Whether a word is at its end before this token: a space, punctuation, a special symbol, a time, a letter of a
+    """Whether a word has ended before this token: a space, punctuation, a special symbol, a timestamp, or a letter of a
     script without spaces."""
     piece = tokenizer.piece(token)
     special = token == eos or piece in SPECIALS or (piece.startswith("<|") and piece.endswith("|>"))

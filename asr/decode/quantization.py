@@ -1,14 +1,14 @@
-"""Linear layers in whole numbers, for inference on a CPU: what comes in has eight bits, and so have the weights.
+"""Linear layers in integers, for inference on a CPU: inputs and weights have eight bits.
 
-A layer norm, before its gain and bias, gives rows of mean 0 and variance 1, whatever comes in. So their scale is known
-beforehand: `STEPS` steps a standard deviation, 128 to either side, and what lies farther out is cut off. A feature that
-weighs less in what follows has fewer and wider steps (as in SmoothQuant, Xiao et al. 2023, of the weights alone): such
-ones lie far out in some models. Gain, bias and steps go into the linear layer that follows, each of whose rows has a
-scale of its own (symmetric, per channel; Jacob et al. 2018). Of a feed-forward layer the second product follows the
-first in whole numbers; the range of a hidden unit is estimated as if it were normally distributed, with its bias as the
-mean and the norm of its weights as the deviation.
+A layer norm, before its gain and bias, gives rows of mean 0 and variance 1, whatever its input. So their scale is known
+beforehand: `STEPS` steps per standard deviation, 128 to either side, and values farther out are clipped. A feature with
+smaller weights in the layers that follow has fewer and wider steps (as in SmoothQuant, Xiao et al. 2023, but from the
+weights only): in some models such features lie far out. Gain, bias and steps are folded into the linear layer that
+follows, each of whose rows has its own scale (symmetric, per channel; Jacob et al. 2018). The second product of a
+feed-forward layer is in integers, too; the range of a hidden unit is estimated as if it were normally distributed, with
+its bias as the mean and the norm of its weights as the standard deviation.
 
-No activations are measured, so a model may have outliers that are cut off: compare its word errors with and without.
+No activations are measured, so a model may have outliers that are clipped: compare its word errors with and without.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from asr.decode.packing import ACTIVATIONS, Packed, Together
 from asr.model.layers import ConvolutionModule, FeedForward, Residual, layers_of
 
-WHOLE = 1.5 * 2**23  # plus a small number, in single precision, is that number rounded, in the lowest bits
-STEPS, ZERO = 24, 128  # of a feature that weighs much: 0 .. 255 are -5.33 .. 5.29 deviations
-HIDDEN = 5.0  # deviations of the widest hidden unit that are told apart
-LEAST = {"relu": 0.0, "gelu": -0.17, "swish": -0.279}  # what an activation gives is never less
+WHOLE = 1.5 * 2**23  # adding a small number in single precision leaves that number, rounded, in the lowest bits
+STEPS, ZERO = 24, 128  # of a feature with large weights: 0 .. 255 are -5.33 .. 5.29 standard deviations
+HIDDEN = 5.0  # standard deviations of the widest hidden unit that the range covers
+LEAST = {"relu": 0.0, "gelu": -0.17, "swish": -0.279}  # lower bounds of the activations
 
 
 class QuantizedNorm(Packed):
-    """A layer norm in `steps (D,)` a standard deviation, `(..., D)` to whole numbers of the same shape."""
+    """A layer norm in `steps (D,)` per standard deviation: `(..., D)` -> `(..., D)`, uint8."""
 
     def __init__(self, norm: nn.LayerNorm, steps: Tensor):
         super().__init__()
@@ -41,8 +41,8 @@ class QuantizedNorm(Packed):
 
 
 class QuantizedLinear(Packed):
-    """A linear layer of whole numbers, each `scale` times how far it lies from `zero`, and an activation of oneDNN's;
-    `gives` are the scale, the zero and the type of what comes out."""
+    """A linear layer with integer inputs, which stand for `scale` times their distance from `zero`, followed by one of
+    oneDNN's activations; `gives` are the scale, the zero point and the type of the output."""
 
     def __init__(
         self,
@@ -69,15 +69,15 @@ class QuantizedLinear(Packed):
 
 
 def can_quantize(device: torch.device) -> bool:
-    """Whether oneDNN multiplies eight bits there without overflow: on a CPU with AVX512-VNNI or AMX."""
+    """Whether oneDNN multiplies 8-bit integers on this device without overflow: on a CPU with AVX512-VNNI or AMX."""
     return device.type == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
 
 
 @torch.no_grad()
 def quantize(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The float32 model with the linear layers that follow a norm in whole numbers, in place; attention and the other
-    layers compute in `dtype`, but norms and the residual stream in float32, in which torch is twice as fast at them as
-    in bfloat16. For inference alone, and no longer to be saved."""
+    """Quantises the linear layers of a float32 model that follow a norm, in place. Attention and the other layers
+    compute in `dtype`, but norms and the residual stream in float32, in which torch is twice as fast at them as in
+    bfloat16. The model is then for inference only, and can no longer be saved."""
     for layer in layers_of(model):
         for name, residual in list(layer.named_children()):
             if isinstance(residual, Residual) and residual.norm_first:
@@ -95,7 +95,7 @@ def quantize(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _behind(sublayer: nn.Module, name: str) -> list[nn.Linear]:
-    """The linear layers that see what the norm before `sublayer` gives."""
+    """The linear layers whose input is the output of the norm before `sublayer`."""
     if isinstance(sublayer, FeedForward):
         return [sublayer[0]]
     if isinstance(sublayer, ConvolutionModule):
@@ -104,17 +104,17 @@ def _behind(sublayer: nn.Module, name: str) -> list[nn.Linear]:
 
 
 def _steps(linears: list[nn.Linear], norm: nn.LayerNorm) -> Tensor:
-    """Steps a standard deviation of each feature `(D,)`: fewer for one that weighs less than most."""
+    """Steps per standard deviation of each feature, `(D,)`: fewer for one with smaller weights than most."""
     influence = torch.cat([linear.weight for linear in linears]).norm(dim=0) * norm.weight.abs()
     return STEPS * (influence / influence.quantile(0.9).clamp(min=1e-12)).clamp(0.02, 1.0)
 
 
 def _quantize(sublayer: nn.Module, folded: list[tuple[Tensor, Tensor]], steps: Tensor, dtype: torch.dtype) -> None:
-    """Quantises the linear layers of `sublayer` that directly follow the norm, `folded` being their weights and biases
-    with the norm folded in; of a feed-forward layer the second linear layer, too."""
+    """Quantises the linear layers of `sublayer` that directly follow the norm; `folded` are their weights and biases
+    with the norm folded in. In a feed-forward layer the second linear layer is quantised, too."""
     if isinstance(sublayer, FeedForward):
         (weight, bias), kind, second = folded[0], ACTIVATIONS[type(sublayer[1])], sublayer[3]
-        most = max(float((bias + HIDDEN * (weight * steps).norm(dim=1)).max()), 1e-3)  # of a dead layer, too
+        most = max(float((bias + HIDDEN * (weight * steps).norm(dim=1)).max()), 1e-3)  # positive for a dead layer, too
         scale = (most - LEAST[kind]) / 255
         zero = round(-LEAST[kind] / scale)
         sublayer[0] = QuantizedLinear(weight, bias, 1.0, ZERO, (scale, zero, torch.uint8), kind)
@@ -132,6 +132,6 @@ def _quantize(sublayer: nn.Module, folded: list[tuple[Tensor, Tensor]], steps: T
 
 
 def _with_norm(linear: nn.Linear, norm: nn.LayerNorm, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight and bias of a linear layer that takes the norm's gain and bias upon itself, of what comes in steps."""
+    """The weight and bias of a linear layer, for inputs in steps, with the norm's gain and bias folded in."""
     bias = linear.weight @ norm.bias
     return linear.weight * (norm.weight / steps), bias if linear.bias is None else bias + linear.bias

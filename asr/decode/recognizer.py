@@ -1,4 +1,4 @@
-"""A model with everything around it that turns recordings into transcripts."""
+"""A model with everything that is needed to turn recordings into transcripts."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from asr.resources import resource
 from asr.text.words import as_written
 
 FOREIGN = "whisper:"  # before the path of another toolkit's checkpoint
-SURE = 0.7  # mean confidence of words that are taken for words: others may be of noise or music
-SOON = 15.0  # seconds of sound that are read before the first are decoded; then four times as many each time
-SHORTEST_PIECE = 2.0  # seconds to which long recordings are cut for a model that was trained on single words
-KERNELS = 64  # kept on a CPU: hardly a batch has the shape of another
-ENCODED = 60.0  # seconds of sound that the encoder of a CPU gets at once: what a layer gives stays in the cache
-BATCHES_AHEAD = 5  # at most as many batches of pieces are read before they are sorted by length and decoded
+SURE = 0.7  # mean confidence from which words are trusted: others may come from noise or music
+SOON = 15.0  # seconds of audio read before the first batch is decoded; then four times as many each time
+SHORTEST_PIECE = 2.0  # seconds to which long recordings are cut for a model trained on single words
+KERNELS = 64  # kept by oneDNN on a CPU: hardly any two batches have the same shape
+ENCODED = 60.0  # seconds of audio that the encoder gets at once on a CPU: a layer's output stays in the cache
+BATCHES_AHEAD = 5  # most batches of pieces that are read before they are sorted by length and decoded
 
 
 def default_device() -> str:
-    """A GPU where there is one, of the processes that torchrun has started each its own."""
+    """A GPU if there is one (for each process started by torchrun its own), else the CPU."""
     return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 
 
 class Recognizer:
-    """Recordings to transcripts. `asr.load` makes one, and several threads may use it at once."""
+    """Turns recordings into transcripts. `asr.load` creates one, and several threads may use it at once."""
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class Recognizer:
         int8: bool = False,
         channel: int | None = None,
     ):
-        """`batch_seconds` of sound are decoded at once, padding included; `language_model` may be a folder, `ngram` a
-        file; `precision` (auto, float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place, for
-        good (auto takes int8 with `int8` alone: for a model whose word errors were looked at with it); `calibration` is
-        of the words' confidences; what is longer than `piece_seconds` is cut at its pauses (None: 20 s, or as long as
-        the utterances that the model was trained on; a model with a window, as Whisper's, has its own); with
-        `attention_window` the encoder's self-attention sees so many frames before and after each; with `word_times`
-        words have times where the model has CTC; of files with several channels `channel` is heard, from 0 on (None:
-        their mean).
+        """`batch_seconds` of audio are decoded at once, padding included; `language_model` may be a folder, `ngram` a
+        file; `precision` (auto, float32, bfloat16 or int8) is that of the arithmetic, and changes `model` in place and
+        permanently (auto uses int8 only with `int8`, which is for models whose word errors were checked with it);
+        `calibration` is for the words' confidences; recordings longer than `piece_seconds` are cut at their pauses
+        (None: 20 s, or the length of the utterances that the model was trained on; a model with a window, such as
+        Whisper, has its own); `attention_window` is the number of frames before and after each that the encoder's
+        self-attention sees; with `word_times` words have times if the model has CTC; `channel`, counted from 0, is the
+        one to transcribe of files with several (None: their mean).
 
-        Raises ValueError for a language model of other tokens than the model's, ModelError for what is none."""
+        Raises ValueError if the language model has other tokens than the model, ModelError if it is no such model."""
         if not 0 < batch_seconds < math.inf:
             raise ValueError(f"batch_seconds must be positive and finite, not {batch_seconds}")
         if piece_seconds is None:
@@ -122,18 +122,18 @@ class Recognizer:
             raise ValueError(f"channel is for sound, but this model takes {self.takes}")
         rates = {"sound": SAMPLE_RATE, "matrix": model.front_end.config.frames_per_second, "text": STEPS_PER_SECOND}
         self.rate = rates[self.takes]
-        self.window = model.front_end.config.pad_seconds  # seconds that every piece is padded to
+        self.window = model.front_end.config.pad_seconds  # seconds to which every piece is padded
         self.piece_seconds = self.window or piece_seconds
         self.word_times = word_times and model.transformer.ctc is not None
 
     @classmethod
     def load(cls, folder: str | Path | None = None, device: str | None = None, **settings) -> Recognizer:
-        """The recogniser of a model folder (None: the model that ships); `settings` as in `__init__`, and any field of
-        `DecodeOptions`, which takes the place of that one alone.
+        """The recogniser of a model folder (None: the model that ships with the package); `settings` are those of
+        `__init__` and any fields of `DecodeOptions`, each of which replaces only that field.
 
-        `device` None takes a GPU where there is one, each process under torchrun its own. What was tuned for the model
-        (`asr.tune`) and its language model lie in its folder, too, and are the defaults. Raises ModelError for what is
-        no model folder. `whisper:PATH` is a checkpoint of Whisper or Speech2Text, as `asr.model.foreign` imports it."""
+        `device` None is `default_device()`. The settings tuned for the model (`asr.tune`) and its language model are in
+        its folder, too, and are the defaults. Raises ModelError if the folder is no model folder. `whisper:PATH` is a
+        checkpoint of Whisper or Speech2Text, as `asr.model.foreign` imports it."""
         of_the_search = {option.name for option in fields(DecodeOptions)} & settings.keys()
         given = {name: settings.pop(name) for name in of_the_search}
         device = device or default_device()
@@ -149,8 +149,8 @@ class Recognizer:
         return cls(model, **(tuned | settings)).with_options(**given)
 
     def with_options(self, **options) -> Recognizer:
-        """The same recogniser, its models not copied, with other fields of `DecodeOptions`, for a request of its own
-        (`phrases=names`). Raises ValueError for what the model cannot do."""
+        """The same recogniser with other fields of `DecodeOptions` for a single request (`phrases=names`); its models
+        are shared, not copied. Raises ValueError for options that the model does not support."""
         other = copy(self)
         other.options = replace(self.options, **options)
         other._phrases(other.options)
@@ -158,9 +158,9 @@ class Recognizer:
         return other
 
     def transcribe(self, recording: Recording) -> Transcript:
-        """The transcript of a file (its path, its bytes, or what is open for reading them), or of an array or a tensor:
-        samples `(N,)` at 16 kHz, or a matrix `(T, d)` where the model takes matrices; where it takes text, of that
-        text. Raises AudioError for what cannot be read."""
+        """The transcript of a file (its path, its bytes, or a binary file object), or of an array or a tensor: samples
+        `(N,)` at 16 kHz, or a matrix `(T, d)` if the model reads matrices; if it reads text, of a string. Raises
+        AudioError if the recording cannot be read."""
         transcript = next(self.transcribe_all([recording]))
         if transcript.error:
             raise AudioError(transcript.error)
@@ -171,9 +171,9 @@ class Recognizer:
     ) -> Iterator[Transcript]:
         """The transcripts of many recordings, in order, decoded in batches sorted by length, in bounded memory.
 
-        What cannot be read, or not to its end, gives a transcript with an error. `progress` is told the seconds
-        decoded. Raises TypeError for a single recording; for what is none, and whatever `recordings` raises, after the
-        transcripts of those before."""
+        A recording that cannot be read, or not to its end, gives a transcript with an error. `progress` is called with
+        the seconds of each decoded batch. Raises TypeError for a single recording. An item that is no recording raises
+        TypeError, and an exception of `recordings` is raised, after the transcripts of the recordings before."""
         if is_one(recordings):
             raise TypeError("transcribe_all takes several recordings: use transcribe for one")
         waiting: list[Job] = []
@@ -198,7 +198,7 @@ class Recognizer:
             raise raised[0]
 
     def read(self, jobs: Iterable[tuple[Job, Recording]]) -> Iterator[tuple[Job, Piece | None]]:
-        """Every piece of every recording; each recording ends with None."""
+        """Yields every piece of every recording; each recording ends with None."""
         for job, recording in jobs:
             try:
                 for piece in self._pieces(recording, job):
@@ -211,15 +211,15 @@ class Recognizer:
             yield job, None
 
     def pieces(self, recording: Recording) -> Iterator[Piece]:
-        """What of a recording is decoded at once, in order. Raises AudioError for what cannot be read, after the pieces
-        before that."""
+        """Yields the pieces of a recording, each of which is decoded as a whole, in order. Raises AudioError if the
+        recording cannot be read, after the pieces before the error."""
         job = Job(name_of(recording))
         yield from self._pieces(recording, job)
         if job.error:
             raise AudioError(job.error)
 
     def too_long(self, steps: int) -> str | None:
-        """Why so many samples, or rows of a matrix, cannot be encoded: a learned table of positions has an end."""
+        """Why so many samples, or matrix rows, exceed a learned table of positions; None if they do not."""
         config, encoder = self.model.transformer.config, self.model.transformer.encoder
         if config.positions != "learned":
             return None
@@ -249,7 +249,7 @@ class Recognizer:
                 job.duration += len(block) / self.rate
                 job.check(job.duration)
                 yield block
-        except AudioError as error:  # what came before it is transcribed all the same
+        except AudioError as error:  # the blocks before it are still transcribed
             job.error = printable(str(error))
 
     def _decode(self, pieces: list[tuple[Job, Piece]], progress: Callable[[float], None] | None) -> None:
@@ -264,15 +264,15 @@ class Recognizer:
         return_freed_blocks()
 
     def fitting(self, seconds: float, longest: int) -> int:
-        """How many inputs, of which the longest has so many steps, are so many seconds: one at least."""
+        """How many inputs, the longest of which has `longest` steps, fit into `seconds` with padding: at least one."""
         return max(1, int(seconds / max(longest / self.rate, self.window, 1 / self.rate)))
 
     @torch.inference_mode()
     def recognize(self, inputs: list[np.ndarray]) -> list[list[Hypothesis]]:
-        """Hypotheses, best first, of each of a batch of samples `(N,)`, matrices `(T, d)` or token ids `(T,)`.
+        """The hypotheses, best first, for each input of a batch: samples `(N,)`, matrices `(T, d)` or token ids `(T,)`.
 
-        Where all is silent, CTC (if it has a weight) hears nothing in noise, or silero-vad hears no speech where the
-        words are doubtful, the hypothesis is empty."""
+        The hypothesis is empty if the input is silent, if CTC (where it has a weight) hears nothing but noise, or if
+        the words are doubtful and silero-vad finds no speech."""
         memory, memory_lens = self.encode(inputs)
         found = self.said(inputs, self.search(memory, memory_lens))
         if self.word_times:
@@ -283,9 +283,9 @@ class Recognizer:
 
     @torch.inference_mode()
     def align(self, inputs: list[np.ndarray], transcripts: list[str]) -> list[list[TimedWord] | None]:
-        """When each word of the transcripts of a batch is said: samples `(N,)` at 16 kHz or matrices `(T, d)` and their
-        texts, normalised. A word lasts from where CTC hears its first token to where it hears its last. None where an
-        input is silent or has too few frames for its text.
+        """When each word of a batch is said, given samples `(N,)` at 16 kHz or matrices `(T, d)` and their normalised
+        transcripts. A word lasts from where CTC hears its first token to where it hears its last. None for an input
+        that is silent or has too few frames for its text.
 
         Raises ValueError for a model without CTC, or one that reads text."""
         if not self.model.transformer.ctc or self.takes == "text":
@@ -304,7 +304,7 @@ class Recognizer:
 
     @torch.inference_mode()
     def encode(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-        """The encoder's memory `(B, M, D)` of a batch and its lengths `(B,)`: 0 where all is silent."""
+        """The encoder's memory `(B, M, D)` of a batch and its lengths `(B,)`: 0 for silent inputs."""
         on_cpu = self.model.device.type == "cpu"
         size = self.fitting(ENCODED, max(map(len, inputs))) if on_cpu else len(inputs)
         parts = [inputs[i : i + size] for i in range(0, len(inputs), size)]
@@ -314,7 +314,7 @@ class Recognizer:
 
     @torch.inference_mode()
     def features(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-        """What the encoder gets of a batch, and its lengths `(B,)`: 0 where all is silent."""
+        """The encoder's input for a batch, and its lengths `(B,)`: 0 for silent inputs."""
         device = self.model.device
         lens = torch.tensor([len(x) for x in inputs], device=device)
         padded = pad_sequence([torch.from_numpy(x) for x in inputs], batch_first=True).to(device)
@@ -325,7 +325,7 @@ class Recognizer:
 
     @torch.inference_mode()
     def search(self, memory: Tensor, memory_lens: Tensor) -> list[list[Hypothesis]]:
-        """Hypotheses, best first, of each of a batch, from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
+        """The hypotheses of each utterance, best first, from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
         transformer, options, weight = self.model.transformer, self.options, self.options.ngram_weight
         if options.ctc_weight and transformer.ctc:  # a decoder and a language model always find something to say
             heard = hears_something(transformer.ctc_log_probs(memory), memory_lens)
@@ -342,7 +342,7 @@ class Recognizer:
         return [best[: options.nbest] for best in found]
 
     def said(self, inputs: list[np.ndarray], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        """What was found in the inputs, or an empty hypothesis where doubtful words have no speech under them."""
+        """The hypotheses found in the inputs, or an empty one for an input with doubtful words and no speech."""
         if self.takes != "sound":
             return found
         said = (not self._is_doubtful(best[0]) or has_speech(x) for x, best in zip(inputs, found, strict=True))
@@ -353,11 +353,11 @@ class Recognizer:
         return bool(confidences) and sum(confidences) < SURE * len(confidences)
 
     def _phrases(self, options: DecodeOptions) -> Phrases | None:
-        """The tables of the options' phrases, made where others were asked for before."""
+        """The tables of the options' phrases, rebuilt if the last request had others."""
         wanted = options.phrases, options.phrase_weight
         made, phrases = self._made
         if made != wanted:
-            # as the model's transcripts were, or as they are, for a model that writes capitals
+            # normalised like the model's transcripts, or as they are, for a model that writes capitals
             ways = [dict.fromkeys((self.model.normalize(text), " ".join(text.split()))) for text in options.phrases]
             ways = [each for ways_of_one in ways if (each := [way for way in ways_of_one if way])]
             eos = self.model.transformer.config.eos
@@ -367,7 +367,7 @@ class Recognizer:
         return phrases
 
     def _distinct(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-        """Of those that write the same text, with other subwords, the first."""
+        """The hypotheses with distinct texts: the first of those that write the same text with other subwords."""
         found: dict[str, Hypothesis] = {}
         for hypothesis in hypotheses:
             found.setdefault(self._text(hypothesis), hypothesis)
@@ -377,7 +377,7 @@ class Recognizer:
         return self.model.tokenizer.decode(hypothesis.tokens).strip()
 
     def segments(self, piece: Piece, found: list[Hypothesis]) -> list[Segment]:
-        """One, or one for each stretch of the best hypothesis that has times of its own; each of those is one-best."""
+        """One segment, or one for each stretch of the best hypothesis with its own times; each of those is one-best."""
         seconds, segments = len(piece.samples) / self.rate, []
         parts = timed_segments(found[0], self.model.transformer.config)
         for begin, end, part in parts:

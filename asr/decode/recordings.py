@@ -1,4 +1,4 @@
-"""What a recogniser is given: a recording in any of its forms, as blocks of samples or as a matrix."""
+"""The input of a recogniser: a recording in any of its forms, read as blocks of samples or as a matrix."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Recording = str | os.PathLike | bytes | BinaryIO | np.ndarray | Tensor
 
 
 def is_one(recordings: object) -> bool:
-    """Whether this is one recording, and not several."""
+    """Whether this is a single recording, not several."""
     return isinstance(recordings, str | os.PathLike | bytes | np.ndarray | Tensor) or hasattr(recordings, "read")
 
 
 def name_of(recording: Recording) -> str:
-    """What a transcript and errors call it. Raises TypeError for what is none."""
+    """The name of a recording in transcripts and errors. Raises TypeError for anything that is not a recording."""
     if isinstance(recording, np.ndarray | Tensor):
         return "<array>"
     if isinstance(recording, bytes):
@@ -34,8 +34,8 @@ def name_of(recording: Recording) -> str:
 
 
 def named(recordings: Iterable[Recording], raised: list[Exception]) -> Iterator[tuple[str, Recording]]:
-    """Each recording with its name. What the iterable raises, or one that is no recording, ends them, and is put into
-    `raised`: what came before it is transcribed all the same."""
+    """Each recording with its name. An exception of the iterable, or of an item that is no recording, ends the
+    iteration and is put into `raised`: the recordings before it are still transcribed."""
     try:
         for recording in recordings:
             yield name_of(recording), recording
@@ -44,8 +44,8 @@ def named(recordings: Iterable[Recording], raised: list[Exception]) -> Iterator[
 
 
 def sound_of(recording: Recording, channel: int | None = None) -> Iterator[np.ndarray]:
-    """Samples `(N,)` at 16 kHz, float32, in blocks; `channel` as in `read_audio`. Raises AudioError for what is no
-    sound, after what comes before that."""
+    """Samples `(N,)` at 16 kHz, float32, in blocks; `channel` as in `read_audio`. Raises AudioError for data that are
+    not audio, after the blocks before them."""
     if not isinstance(recording, np.ndarray | Tensor):
         yield from stream_audio(recording, None if recording == "-" else name_of(recording), channel)
         return
@@ -56,13 +56,13 @@ def sound_of(recording: Recording, channel: int | None = None) -> Iterator[np.nd
         raise AudioError(f"{name_of(recording)}: samples are floats in [-1, 1] or int16, not {samples.dtype}")
     with np.errstate(over="ignore"):
         samples = samples.astype(np.float32) / (32768 if samples.dtype.kind == "i" else 1)
-    if not (np.abs(samples) <= LOUDEST).all():  # nor is one that is no number
+    if not (np.abs(samples) <= LOUDEST).all():  # NaN fails this test, too
         raise AudioError(f"{name_of(recording)}: samples must be finite, and lie in [-1, 1]")
     yield samples
 
 
 def matrix_of(recording: Recording, width: int) -> np.ndarray:
-    """A feature matrix `(T, width)`. Raises AudioError for what is none, or of another width."""
+    """A feature matrix `(T, width)`. Raises AudioError for anything else, and for a matrix of another width."""
     is_array = isinstance(recording, np.ndarray | Tensor)
     matrix = as_matrix(_array(recording), name_of(recording)) if is_array else read_matrix(recording)
     if matrix.shape[1] != width:
@@ -72,6 +72,6 @@ def matrix_of(recording: Recording, width: int) -> np.ndarray:
 
 def _array(recording: np.ndarray | Tensor) -> np.ndarray:
     if isinstance(recording, np.ndarray):
-        return np.asarray(recording)  # of a masked array what is beneath the mask
+        return np.asarray(recording)  # for a masked array, the data under the mask
     recording = recording.detach().cpu()
     return (recording.float() if recording.is_floating_point() else recording).numpy()

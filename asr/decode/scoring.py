@@ -1,4 +1,4 @@
-"""Word and character error rates (jiwer aligns), with confidence intervals."""
+"""Word and character error rates, with confidence intervals; jiwer does the alignment."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Errors:
 
 
 def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
-    """WER's counts over pairs of texts that are normalised alike; what is heard where nothing was said is inserted."""
+    """Error counts for the WER over pairs of texts normalised alike; words heard where none was said are insertions."""
     return _errors(jiwer.process_words, references, hypotheses)
 
 
 def character_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
-    """CER's counts, spaces included."""
+    """Error counts for the CER, spaces included."""
     return _errors(jiwer.process_characters, references, hypotheses)
 
 
@@ -53,13 +53,13 @@ def wer_interval(references: Sequence[str], hypotheses: Sequence[str]) -> tuple[
 
 
 def sentence_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> float:
-    """Percent of the pairs that differ in anything."""
+    """Percentage of the pairs that differ at all."""
     right = [said == heard for said, heard in zip(references, hypotheses, strict=True)]
     return 100 * (1 - sum(right) / len(right)) if right else 0.0
 
 
 def right_words(reference: str, hypothesis: str) -> list[bool]:
-    """For each word of the hypothesis: whether it stands in the reference where the alignment puts it."""
+    """Whether each word of the hypothesis equals the word of the reference that it is aligned with."""
     right = [False] * len(hypothesis.split())
     for chunk in jiwer.process_words(reference, hypothesis).alignments[0]:
         if chunk.type == "equal":

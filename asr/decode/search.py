@@ -1,4 +1,4 @@
-"""Memory in, hypotheses out: each strategy by its search, and the second pass over an n-best list."""
+"""From the encoder's memory to hypotheses: the search of each strategy, and the second pass over an n-best list."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def search(
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of each utterance, best first, from the encoder's memory `(B, M, D)`, memory_lens `(B,)`.
 
-    An utterance without a frame gets the empty hypothesis. The language model writes the same tokens as the model;
-    greedy search does not ask it. `phrases` are of `options.phrases`."""
+    An utterance without frames gets the empty hypothesis. The language model has the same tokens as the model; greedy
+    search does not use it. `phrases` are the tables of `options.phrases`."""
     check_options(model, options, language_model)
     if options.strategy == "greedy":
         options, language_model = replace(options, beam_size=1, ctc_weight=0.0, length_bonus=0.0), None
@@ -45,7 +45,7 @@ def search(
     found = BeamSearch(model, memory, memory_lens, options, language_model, phrases).run()
     if phrases is not None:
         found = _without(found, phrase_gains(phrases, found, model.config.eos))
-    if options.temperature:  # what was drawn, by its own log-probability
+    if options.temperature:  # a drawn hypothesis is scored by its own log-probability
         scores = attention_scores(model, memory, memory_lens, found)
         return [
             [Hypothesis(h.tokens, sum(ours), ours[:-1]) for h, ours in zip(*both, strict=True)]
@@ -55,7 +55,7 @@ def search(
 
 
 def check_options(model: Transformer, options: DecodeOptions, language_model: LanguageModel | None = None) -> None:
-    """Raises ValueError where the options need a CTC head or a bigram of its transcripts that the model has not."""
+    """Raises ValueError if the options need a CTC head or a bigram of its transcripts that the model does not have."""
     if language_model is not None and options.lm_weight and options.ilm_weight and model.bigram is None:
         raise ValueError(
             "ilm_weight: this model has no bigram of its transcripts (asr.train writes one for vocabularies of "
@@ -73,10 +73,10 @@ def _rescored(
     language_model: LanguageModel | None,
     phrases: Phrases | None,
 ) -> list[list[Hypothesis]]:
-    """The n-best of CTC (and the language model), with the decoder's log-probability of each: one pass over all.
+    """The n-best list of CTC (and the language model), rescored by the decoder in one pass over all hypotheses.
 
-    CTC has the weight of both in the first pass: the language model, the bonus and the phrases are as strong beside it
-    as beside the two."""
+    In the first pass CTC has the weight of both: the language model, the length bonus and the phrases are as strong
+    relative to it as they are to CTC and decoder together."""
     w = options.ctc_weight
     first = replace(options, ctc_weight=1.0, nbest=options.beam_size)
     found = BeamSearch(model, memory, memory_lens, first, language_model, phrases).run()
@@ -108,20 +108,20 @@ def _rescored(
 def attention_scores(
     model: Transformer, memory: Tensor, memory_lens: Tensor, found: list[list[Hypothesis]]
 ) -> list[list[list[float]]]:
-    """The decoder's log-probability of every token of every hypothesis and of its end: one pass over all."""
+    """The decoder's log-probabilities of all tokens of every hypothesis and of its end, in one pass."""
     rows, Y, Y_lens = in_one_batch(found, memory.device)
     return _dealt_out(label_log_probs(model, memory[rows], memory_lens[rows], Y, Y_lens), found)
 
 
 def phrase_gains(phrases: Phrases, found: list[list[Hypothesis]], eos: int) -> list[list[list[float]]]:
-    """What phrases added to the scores of hypotheses, with every token and with the end."""
+    """What phrases added to the scores of hypotheses at every token and at the end."""
     _, Y, Y_lens = in_one_batch(found, phrases.gains.device)
     labels = targets(Y, Y_lens, eos)
     return _dealt_out(phrases.along(labels.clamp(min=0)), found)
 
 
 def _without(found: list[list[Hypothesis]], gains: list[list[list[float]]]) -> list[list[Hypothesis]]:
-    """The hypotheses with what the model (and what helps it) thinks of each token alone: how sure it is of them."""
+    """The hypotheses with token scores free of the phrases' gains: how sure the model (with its helpers) is of each."""
     return [
         [
             replace(h, token_scores=[score - gain for score, gain in zip(h.token_scores, gained, strict=False)])
@@ -132,14 +132,14 @@ def _without(found: list[list[Hypothesis]], gains: list[list[list[float]]]) -> l
 
 
 def _dealt_out(log_probs: Tensor, found: list[list[Hypothesis]]) -> list[list[list[float]]]:
-    """`log_probs (n, U + 1)` of all hypotheses in one batch, each hypothesis' own."""
+    """`log_probs (n, U + 1)` of all hypotheses in one batch, split by hypothesis and without padding."""
     scores = iter(log_probs.double().tolist())
     return [[next(scores)[: len(hypothesis.tokens) + 1] for hypothesis in hypotheses] for hypotheses in found]
 
 
 def in_one_batch(found: list[list[Hypothesis]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """All n hypotheses of all utterances: to which utterance each belongs `(n,)`, its tokens, padded, `(n, U)`, and how
-    many they are `(n,)`."""
+    """All n hypotheses of all utterances: the utterance that each belongs to `(n,)`, its tokens, padded, `(n, U)`, and
+    their number `(n,)`."""
     rows = [b for b, hypotheses in enumerate(found) for _ in hypotheses]
     tokens = [torch.tensor(hypothesis.tokens, dtype=torch.int64) for hypotheses in found for hypothesis in hypotheses]
     lens = [len(each) for each in tokens]
@@ -148,13 +148,13 @@ def in_one_batch(found: list[list[Hypothesis]], device: torch.device) -> tuple[T
 
 
 def label_log_probs(model: Transformer, memory: Tensor, memory_lens: Tensor, Y: Tensor, Y_lens: Tensor) -> Tensor:
-    """The decoder's log-probability of every token of `Y (n, U)`, Y_lens `(n,)`, and of its end: `(n, U + 1)`, zero
-    behind it; from `memory (n, M, D)`, memory_lens `(n,)`."""
+    """The decoder's log-probabilities of the tokens of `Y (n, U)`, Y_lens `(n,)`, and of the end: `(n, U + 1)`, zero
+    after it; from `memory (n, M, D)`, memory_lens `(n,)`."""
     return _of_labels(model.decoder.teacher_forced(Y, memory, memory_lens), Y, Y_lens, model.config.eos)
 
 
 def _of_labels(log_probs: Tensor, Y: Tensor, Y_lens: Tensor, eos: int) -> Tensor:
-    """Of `log_probs (n, U + 1, V)` those of the tokens of `Y (n, U)`, Y_lens `(n,)`, and of the end: `(n, U + 1)`."""
+    """The `log_probs (n, U + 1, V)` of the tokens of `Y (n, U)`, Y_lens `(n,)`, and of the end: `(n, U + 1)`."""
     labels = targets(Y, Y_lens, eos)
-    # zero where the label is IGNORED, which is torch's own
+    # zero where the label is IGNORED, torch's default ignore_index
     return -nn.functional.nll_loss(log_probs.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)

@@ -1,7 +1,7 @@
-"""Long recordings: cutting at pauses (silero-vad), in bounded memory.
+"""Cutting long recordings at pauses (silero-vad), in bounded memory.
 
-A sound of up to `longest` seconds is one piece. What is longer streams through a window: long pauses are dropped, and a
-stretch of speech that is too long is cut in its longest pause.
+A recording of up to `longest` seconds is one piece. A longer one streams through a window: long pauses are dropped, and
+a stretch of speech that is too long is cut in its longest pause.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from asr.audio.features import quiet_gain
 from asr.audio.reading import SAMPLE_RATE
 
 LONGEST = 20.0  # seconds of a piece
-SHORTEST, SHARE = 4.0, 5  # a piece may end in a pause after so many seconds, or after 1 / SHARE of the longest's
-FRAME = 512  # samples that silero-vad judges at once
-ROWS = 16  # stretches of sound judged side by side
+SHORTEST, SHARE = 4.0, 5  # a piece may end in a pause after so many seconds, or after 1 / SHARE of the longest piece
+FRAME = 512  # samples that silero-vad classifies at once
+ROWS = 16  # stretches of audio classified in parallel
 ROW_FRAMES = 30 * SAMPLE_RATE // FRAME
-WARM_UP = 32  # frames before a row that only set the detector's state
-SPEECH, PAUSE = 0.5, 0.35  # probabilities above and below which a frame is speech, or is none
-CERTAIN = 0.9  # probability that some frame of any speech has, and of noise or music hardly one
-STRETCH = SAMPLE_RATE // 2  # samples of which quiet ones are raised together
-BEFORE = 2 * STRETCH  # samples by which the loudness of the next is judged, too
+WARM_UP = 32  # frames before each row that only set the detector's state
+SPEECH, PAUSE = 0.5, 0.35  # probabilities from which a frame is speech, and below which it is a pause
+CERTAIN = 0.9  # probability that some frame of any speech reaches, but hardly any frame of noise or music
+STRETCH = SAMPLE_RATE // 2  # samples that are amplified together if they are quiet
+BEFORE = 2 * STRETCH  # samples that also count for the loudness of the next ones
 MARGIN = 0.2  # seconds kept around speech
-LONG_PAUSE = 1.0  # seconds of silence that end a piece, of a recording that is whole
+LONG_PAUSE = 1.0  # seconds of silence that end a piece of a complete recording
 
 
 class Piece(NamedTuple):
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 def cut_at_pauses(blocks: Iterator[np.ndarray], longest: float = LONGEST) -> Iterator[Piece]:
-    """Pieces of at most `longest` seconds of a recording that comes in blocks `(N,)` of 16 kHz samples, in order."""
+    """Cuts a recording, in blocks `(N,)` of 16 kHz samples, into pieces of at most `longest` seconds, in order."""
     tape, size = _Tape(blocks), max(ROWS * ROW_FRAMES * FRAME, int(longest * SAMPLE_RATE) + FRAME)
     fresh, wanted = tape.take(size), size
     if len(fresh) <= longest * SAMPLE_RATE:
@@ -57,7 +57,7 @@ def cut_at_pauses(blocks: Iterator[np.ndarray], longest: float = LONGEST) -> Ite
 
 
 class Cutter:
-    """Cuts a recording at its pauses while it comes in: a piece is there as soon as it is certain where it ends."""
+    """Cuts a recording at its pauses while it comes in: a piece is available as soon as its end is certain."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class Cutter:
         pause: float = LONG_PAUSE,
         judge: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
-        """A piece has at most `longest` seconds, and ends in a pause of `pause` (`MARGIN` at least); `judge` gives the
-        `speech_probabilities` of what comes next."""
+        """A piece has at most `longest` seconds, and ends in a pause of `pause` seconds (at least `MARGIN`); `judge`
+        gives the `speech_probabilities` of the samples that come next."""
         self.longest, self.pause = int(longest * SAMPLE_RATE / FRAME), _frames(pause)
         self.judge = judge or speech_probabilities
         self.start = 0  # samples before the rest
-        self.rest = np.zeros(0, np.float32)  # what is in no piece yet
-        self.probabilities = np.zeros(0, np.float32)  # of speech, in each whole frame of the rest
+        self.rest = np.zeros(0, np.float32)  # samples that are in no piece yet
+        self.probabilities = np.zeros(0, np.float32)  # of speech, for each whole frame of the rest
 
     @property
     def speaks(self) -> bool:
@@ -79,7 +79,7 @@ class Cutter:
         return bool((self.probabilities >= SPEECH).any())
 
     def cut(self, fresh: np.ndarray, last: bool = False) -> Iterator[Piece]:
-        """The pieces that end in what was left with `fresh (N,)` behind it; `last`: nothing comes after that."""
+        """The pieces that end in the rest extended by the samples `fresh (N,)`; `last`: no samples come after them."""
         self.rest = np.concatenate([self.rest, fresh])
         frames = -(-len(self.rest) // FRAME) if last else len(self.rest) // FRAME
         new = self.rest[len(self.probabilities) * FRAME : frames * FRAME]
@@ -90,7 +90,7 @@ class Cutter:
             done = end
             if begin is not None:
                 first, stop = begin * FRAME, min(end * FRAME, len(self.rest))
-                # a copy: it waits for others, and a view would keep all of the rest
+                # a copy: a piece waits for others, and a view would keep the whole rest in memory
                 yield Piece((self.start + first) / SAMPLE_RATE, self.rest[first:stop].copy())
         self.start += min(done * FRAME, len(self.rest))
         self.rest, self.probabilities = self.rest[done * FRAME :], self.probabilities[done:]
@@ -114,15 +114,15 @@ def speech_probabilities(samples: np.ndarray) -> np.ndarray:
 
 
 def has_speech(samples: np.ndarray) -> bool:
-    """Whether some frame of `(N,)` certainly is speech: they are judged one by one, up to the first that is."""
+    """Whether some frame of `(N,)` is certainly speech: frames are classified in turn, up to the first that is."""
     detector = _detector()
     detector.reset_states()
     return any(probability >= CERTAIN for probability in _judged(detector, _raised(samples)))
 
 
 class SpeechDetector:
-    """`speech_probabilities` of a sound that is still coming in: it is given one stretch after another, all but the
-    last of whole frames."""
+    """`speech_probabilities` of a recording that is still coming in, which is passed in stretch by stretch; all but the
+    last consist of whole frames."""
 
     def __init__(self):
         self._detector = _new_detector()
@@ -136,15 +136,15 @@ class SpeechDetector:
 
 
 def _judged(detector, sound: torch.Tensor) -> Iterator[float]:
-    """The probabilities of the frames of `sound (N,)`, which come after those that the detector remembers."""
+    """The speech probabilities of the frames of `sound (N,)`, which follow those that the detector remembers."""
     with torch.inference_mode():
         for frame in nn.functional.pad(sound, (0, -len(sound) % FRAME)).view(-1, 1, FRAME):
             yield float(detector(frame, SAMPLE_RATE))
 
 
 def _raised(samples: np.ndarray) -> torch.Tensor:
-    """`(N,)` for a detector that misses quiet speech: as loud as the loudest of the stretches around it allows, whoever
-    speaks before or after; clicks are cut off at 1."""
+    """Amplifies samples `(N,)` for a detector that misses quiet speech: each stretch as far as the loudest of it and
+    its neighbours allows, whoever speaks before or after; clicks are clipped at 1."""
     sound = torch.from_numpy(np.pad(samples, (0, -len(samples) % STRETCH)))
     gains = quiet_gain(sound.view(-1, STRETCH)).view(1, 1, -1)
     gains = -nn.functional.max_pool1d(-gains, kernel_size=3, stride=1, padding=1)
@@ -153,16 +153,16 @@ def _raised(samples: np.ndarray) -> torch.Tensor:
 
 
 def _stretches(probabilities: np.ndarray, last: bool, longest: int, pause: int) -> Iterator[tuple[int | None, int]]:
-    """(begin, end) in frames of each piece within a window, `longest` at most; begin None: nothing there, on to `end`.
+    """(begin, end) in frames of each piece in a window, at most `longest`; begin None: there is no speech up to `end`.
 
-    Where more is to come (not `last`) it stops before the first whose end depends on that."""
+    If more is to come (not `last`), stops before the first piece whose end depends on it."""
     margin, position, total = _frames(MARGIN), 0, len(probabilities)
     while position < total:
         ahead = probabilities[position : position + longest]
         is_rest = last and position + len(ahead) == total
         speech = np.flatnonzero(ahead >= SPEECH)
         if not len(speech):
-            begin, end = None, len(ahead) if is_rest else len(ahead) - margin  # what follows may begin with speech
+            begin, end = None, len(ahead) if is_rest else len(ahead) - margin  # what follows may start with speech
         elif speech[0] > margin:
             begin, end = None, int(speech[0]) - margin
         else:
@@ -174,10 +174,10 @@ def _stretches(probabilities: np.ndarray, last: bool, longest: int, pause: int) 
 
 
 def _end(ahead: np.ndarray, first: int, longest: int, pause: int, is_rest: bool) -> int:
-    """Where the piece ends that begins with speech in frame `first` of the probabilities `ahead`; 0: not known yet.
+    """The end of the piece that starts with speech in frame `first` of the probabilities `ahead`; 0: not known yet.
 
-    At the first pause of `pause` frames; else, unless this is the rest of the recording, in the middle of the longest
-    one after `SHORTEST`, or at the frame least like speech."""
+    It lies at the first pause of `pause` frames; else, unless this is the rest of the recording, in the middle of the
+    longest pause after `SHORTEST`, or at the frame least like speech in the second half."""
     begins, ends = _runs(ahead[first:] < PAUSE)
     begins, ends = begins + first, ends + first
     long = np.flatnonzero(ends - begins >= pause)
@@ -208,7 +208,7 @@ def _frames(seconds: float) -> int:
 
 
 class _Tape:
-    """Takes as many samples at a time as are asked for from blocks of any size."""
+    """Reads blocks of any size, and hands out as many samples at a time as are requested."""
 
     def __init__(self, blocks: Iterator[np.ndarray]):
         self.blocks = iter(blocks)
@@ -228,7 +228,7 @@ class _Tape:
         return np.concatenate(parts)
 
 
-_own = threading.local()  # the detector remembers what it has heard: each thread has one
+_own = threading.local()  # the detector is stateful: each thread has its own
 _loading = threading.Lock()
 
 
@@ -247,8 +247,8 @@ def _new_detector():
 
 @contextlib.contextmanager
 def _threads_kept() -> Iterator[None]:
-    """Importing silero_vad sets torch to one thread for the whole process. To set it back would be too late for whoever
-    computes for the first time in between, and keeps what it finds."""
+    """Stops the import of silero_vad from setting torch to one thread for the whole process. Setting it back afterwards
+    would be too late for code that computes for the first time in between, and keeps the number it finds."""
     set_num_threads, torch.set_num_threads = torch.set_num_threads, lambda count: None
     try:
         yield

@@ -1,4 +1,4 @@
-"""One recogniser for many threads: what several want decoded at the same time is decoded in one batch."""
+"""One recogniser for many threads: requests that arrive at the same time are decoded in one batch."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 
 
 class Abandoned(Exception):
-    """Nobody waits for the transcript any more."""
+    """Nobody is waiting for the transcript any more."""
 
 
 @dataclass(eq=False)
 class Call:
-    """A piece of a recording on its way to the thread that decodes, and what it finds in it."""
+    """A piece of a recording on its way to the decoding thread, and the hypotheses found in it."""
 
-    recognizer: Recognizer  # with the options of its request
+    recognizer: Recognizer  # with the options of the request
     samples: np.ndarray
-    gone: threading.Event  # once nobody waits for it
+    gone: threading.Event  # set once nobody waits for the piece
     found: Future[list[Hypothesis]] = field(default_factory=Future)
 
     @property
@@ -42,13 +42,13 @@ class Call:
 
 
 class SharedRecognizer:
-    """Each thread reads its recording and cuts it at its pauses; another decodes the pieces of all, first come, first
-    served, those of requests with the same options in one batch of at most the recogniser's `batch_seconds`. No
-    recording has more than that waiting, so that an hour does not hold up the short ones behind it."""
+    """Each thread reads its recording and cuts it at its pauses; another thread decodes the pieces of all, first come,
+    first served, batching those with the same options up to the recogniser's `batch_seconds`. No recording has more
+    than that waiting, so that an hour of audio does not hold up the short recordings behind it."""
 
     def __init__(self, recognizer: Recognizer):
         self.recognizer = recognizer
-        self._fails = False  # whether the last that was decoded did
+        self._fails = False  # whether the last decoding failed
         self._waiting: list[Call] = []
         self._changed = threading.Condition()
         threading.Thread(target=self._work, daemon=True).start()
@@ -60,9 +60,9 @@ class SharedRecognizer:
         gone: threading.Event | None = None,
         max_seconds: float = math.inf,
     ) -> Transcript:
-        """The transcript of a recording, with an error where it could not be read to its end or has more than
-        `max_seconds`; `own` is the recogniser with the options of this request, by its `with_options`. Raises Abandoned
-        soon after `gone` is set, and whatever decoding raises."""
+        """The transcript of a recording, with an error if it could not be read to its end or is longer than
+        `max_seconds`; `own` is the recogniser with the options of this request, from its `with_options`. Raises
+        Abandoned soon after `gone` is set, and any exception of the decoding."""
         own, gone = own or self.recognizer, gone or threading.Event()
 
         def check(seconds: float) -> None:
@@ -76,7 +76,7 @@ class SharedRecognizer:
         pieces = (piece for _, piece in own.read([(job, recording)]) if piece is not None)
         asked: list[tuple[Piece, Call]] = []
         while True:
-            lot = list(islice(pieces, most))  # as many as fit: asked for one by one they would be batches of one
+            lot = list(islice(pieces, most))  # as many as fit: requested one by one they would be batches of one
             for piece, call in asked:
                 job.segments += own.segments(piece, call.found.result())
             if not lot:
@@ -87,14 +87,14 @@ class SharedRecognizer:
     def recognize(
         self, own: Recognizer, inputs: list[np.ndarray], gone: threading.Event | None = None
     ) -> list[list[Hypothesis]]:
-        """`Recognizer.recognize` of `own`, which has the options of this request, in the batches of all. Raises
-        Abandoned for what has not been decoded when `gone` is set, and whatever decoding raises."""
+        """`Recognizer.recognize` of `own`, which has the options of this request, in the shared batches. Raises
+        Abandoned if inputs have not been decoded when `gone` is set, and any exception of the decoding."""
         calls = [Call(own, samples, gone or threading.Event()) for samples in inputs]
         self._ask(calls)
         return [call.found.result() for call in calls]
 
     def works(self) -> bool:
-        """Whether what is decoded now does not fail: where the last did, a second of noise is tried."""
+        """Whether decoding works; if the last one failed, a second of noise is tried first."""
         if self._fails:
             with contextlib.suppress(Exception):
                 self.transcribe(np.random.default_rng(0).normal(0, 0.1, SAMPLE_RATE).astype(np.float32))
@@ -116,7 +116,7 @@ class SharedRecognizer:
                 return_freed_blocks()
 
     def _next_batch(self) -> list[Call]:
-        """Takes the first that waits, and of those behind it what has the same options and fits, the longest first."""
+        """Takes the first waiting call, and those behind it that have the same options and fit, the longest first."""
         batch: list[Call] = []
         left: list[Call] = []
         longest = 0
@@ -136,10 +136,10 @@ class SharedRecognizer:
         return sorted(batch, key=lambda call: -len(call.samples))
 
     def _decode(self, batch: list[Call]) -> None:
-        """Of a batch that fails each piece is decoded alone: it may be the fault of one, or of their number."""
+        """Decodes a batch; if it fails, each piece by itself: one of them may be the cause, or their number."""
         try:
             found = batch[0].recognizer.recognize([call.samples for call in batch])
-            for call, hypotheses in list(zip(batch, found, strict=True)):  # as many, or nobody is told
+            for call, hypotheses in list(zip(batch, found, strict=True)):  # a list: raises before any result is set
                 call.found.set_result(hypotheses)
             self._fails = False
         except BaseException as error:  # whatever it is, the thread must go on

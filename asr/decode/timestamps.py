@@ -1,5 +1,5 @@
-"""Times among the tokens: each stretch of text stands between the times at which it begins and ends (Radford et al.
-2022, section 2.3), in steps of 0.02 s from the beginning of the window."""
+"""Timestamps among the tokens: each stretch of text stands between the times at which it starts and ends (Radford et
+al. 2022, section 2.3), in steps of 0.02 s from the start of the window."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from asr.decode.options import Hypothesis
 from asr.model.config import ModelConfig
 
 STEP = 0.02  # seconds from one time to the next
-LATEST_BEGIN = 50  # steps: the first stretch begins within a second
+LATEST_BEGIN = 50  # steps: the first stretch starts within a second
 
 
 class TimedSegment(NamedTuple):
     """A part of a hypothesis with the times around it."""
 
-    begin: float | None  # seconds; None: it has none
+    begin: float | None  # seconds; None: there is none
     end: float | None
     hypothesis: Hypothesis
 
@@ -27,8 +27,8 @@ class TimedSegment(NamedTuple):
 def apply_timestamp_rules_(scores: Tensor, tokens: Tensor, config: ModelConfig, value: float) -> None:
     """Lowers log-probabilities `scores (B, W, V)`, in place, to `value` where a token cannot follow `tokens (B, W, S)`.
 
-    A transcript begins with a time; times come in pairs but for the first and the last, and never go back; and where
-    all of them together are likelier than the likeliest other token, one of them comes."""
+    A transcript starts with a time; times come in pairs, except for the first and the last, and never decrease; and
+    where all times together are likelier than the likeliest other token, a time must follow."""
     text, times = scores[:, :, : config.first_timestamp], scores[:, :, config.first_timestamp :]
     if not tokens.shape[2]:
         text.fill_(value)
@@ -47,7 +47,7 @@ def apply_timestamp_rules_(scores: Tensor, tokens: Tensor, config: ModelConfig, 
 
 
 def timed_segments(hypothesis: Hypothesis, config: ModelConfig) -> list[TimedSegment]:
-    """The hypothesis cut at its times, without them; whole where it has none."""
+    """The hypothesis cut at its times, which are left out; in one part if it has none."""
     tokens, first = hypothesis.tokens, config.first_timestamp
     marks = [i for i, token in enumerate(tokens) if first is not None and token >= first]
     if not marks:

@@ -1,4 +1,4 @@
-"""The best of many."""
+"""A fast top-k over wide vocabularies."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 BLOCK = 64
-WIDE = 4096  # below, torch's own topk is as quick
+WIDE = 4096  # below this, torch's own topk is as fast
 
 
 def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest of `x (..., V)` and where they are, `(..., k)` each, best first.
+    """The k highest values of `x (..., V)` and their indices, `(..., k)` each, best first.
 
     Over a wide vocabulary torch's topk takes longer than the decoder: the k highest lie in the k blocks with the
-    highest maxima, and finding those is a pass that vectorises."""
+    highest maxima, which a vectorised pass finds."""
     if x.shape[-1] < max(WIDE, k * BLOCK):
         return tuple(x.topk(k))
     whole = x.shape[-1] // BLOCK * BLOCK

@@ -1,4 +1,4 @@
-"""What a recogniser hands out."""
+"""The results of a recogniser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Word:
 
     text: str
     confidence: float
-    start: float | None = None  # seconds, where times were asked for and CTC gives them
+    start: float | None = None  # seconds, if times were requested and CTC gives them
     end: float | None = None
     token_scores: tuple[float, ...] = field(repr=False, default=())  # what its tokens added to the hypothesis' score
 
@@ -26,21 +26,20 @@ class Segment:
     start: float  # seconds
     end: float  # seconds
     text: str
-    score: float  # of the best hypothesis, as the search weighs it: no probability where a bonus or a bigram takes part
+    score: float  # of the best hypothesis, as the search weighs it: no probability if a bonus or a bigram takes part
     nbest: list[tuple[str, float]] = field(default_factory=list)  # texts and scores, best first
     words: list[Word] = field(default_factory=list)  # of the best hypothesis
 
     @property
     def confidence(self) -> float | None:
-        """The mean of its words' confidences: what share of them is right, as far as that is known. None without
-        words."""
+        """The mean confidence of its words, an estimate of the share of them that is right. None without words."""
         return _mean_confidence(self.words)
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was heard in a recording; where it could not be read, or not to its end, `error` says why, and the text is
-    what was heard before."""
+    """What was heard in a recording. If it could not be read, or not to its end, `error` says why, and the text is what
+    was heard up to there."""
 
     name: str
     text: str = ""
@@ -50,7 +49,7 @@ class Transcript:
 
     @property
     def confidence(self) -> float | None:
-        """As a segment's, of all words."""
+        """The mean confidence of all words, as for a segment."""
         return _mean_confidence([word for segment in self.segments for word in segment.words])
 
 
@@ -60,14 +59,14 @@ def _mean_confidence(words: list[Word]) -> float | None:
 
 @dataclass(eq=False)
 class Job:
-    """A recording on its way through."""
+    """A recording on its way through the recogniser."""
 
     name: str
     duration: float = 0.0
     segments: list[Segment] = field(default_factory=list)
     error: str | None = None
     is_read: bool = False
-    check: Callable[[float], None] = lambda seconds: None  # told how many are read, and may raise what ends the reading
+    check: Callable[[float], None] = lambda seconds: None  # called with the seconds read so far; may raise to stop
 
     def transcript(self) -> Transcript:
         segments = sorted(self.segments, key=lambda segment: segment.start)

@@ -1,6 +1,6 @@
-"""What was tuned for a model, in its folder: `decoding.json` (options of the search, calibration of confidences,
-whether to multiply in whole numbers, to what long recordings are cut), and `lm`, the folder of the language model that
-goes with it.
+"""The settings that were tuned for a model, in its folder: `decoding.json` (options of the search, calibration of
+confidences, whether to use int8, the length to which long recordings are cut), and `lm`, the folder of the language
+model that goes with it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ TUNING, LANGUAGE_MODEL = "decoding.json", "lm"
 
 
 class Tuning(NamedTuple):
-    """The fields are called as the arguments of `Recognizer`."""
+    """The tuned settings; the fields are named like the arguments of `Recognizer`."""
 
     options: DecodeOptions | None = None  # None: the defaults
     calibration: Calibration | None = None
     language_model: Path | None = None  # its folder
-    int8: bool = False  # where the hardware has it
-    piece_seconds: float | None = None  # to which long recordings are cut; None: as the model says
+    int8: bool = False  # where the hardware supports it
+    piece_seconds: float | None = None  # to which long recordings are cut; None: the default of `Recognizer`
 
 
 def save_tuning(
@@ -36,7 +36,7 @@ def save_tuning(
     int8: bool = False,
     piece_seconds: float | None = None,
 ) -> None:
-    """Writes `folder / decoding.json`, and copies the folder of the language model to `folder / lm`."""
+    """Writes `folder / decoding.json` and copies the folder of the language model to `folder / lm`."""
     inside = Path(folder) / LANGUAGE_MODEL
     if language_model and Path(language_model).resolve() != inside.resolve():
         shutil.copytree(language_model, inside, dirs_exist_ok=True)
@@ -46,9 +46,9 @@ def save_tuning(
 
 
 def load_tuning(folder: str | Path) -> Tuning:
-    """What a model folder says about decoding; the defaults where nothing was tuned.
+    """The tuned settings in a model folder; the defaults if nothing was tuned.
 
-    Raises ModelError where the file is damaged or of another version."""
+    Raises ModelError if the file is damaged or was written by another version."""
     path, inside = Path(folder) / TUNING, Path(folder) / LANGUAGE_MODEL
     language_model = inside if inside.is_dir() else None
     if not path.is_file():

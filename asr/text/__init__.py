@@ -1,1 +1,1 @@
-"""Ground floor: what text is to the model. Normalisers and tokenizers."""
+"""Ground floor: text as the model sees it. Normalisers and tokenizers."""

@@ -1,4 +1,4 @@
-"""The tokenizer of a folder, whichever kind it is."""
+"""Saving and loading tokenizers of any kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = (CharTokenizer, SubwordTokenizer, WhisperTokenizer, Speech2TextTokenizer
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
-    """Writes a tokenizer into a folder, in the place of any other that is there."""
+    """Writes a tokenizer into a folder, replacing any other one there."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
         if not isinstance(tokenizer, kind):
@@ -21,8 +21,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
 
 
 def load_tokenizer(folder: str | Path, size: int | None = None) -> Tokenizer:
-    """The tokenizer in a model folder. Raises FileNotFoundError where there is none, ValueError for one that has not
-    `size` tokens."""
+    """The tokenizer in a model folder. Raises FileNotFoundError if there is none, ValueError if it does not have `size`
+    tokens."""
     for kind in KINDS:
         if (Path(folder) / kind.file_name).is_file():
             tokenizer = kind.load(folder)

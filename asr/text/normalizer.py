@@ -1,6 +1,6 @@
-"""Text normalisation: what both sides of every score, and every training transcript, go through.
+"""Text normalisation, applied to both sides of every score and to every training transcript.
 
-`english` writes numbers out in words and keeps the letters a-z and the apostrophe; `neutral` fits any script (NFKC,
+`english` writes numbers as words and keeps the letters a-z and the apostrophe; `neutral` suits any script (NFKC,
 lower case, no punctuation). A normaliser is a plain function; its name travels with the model.
 """
 
@@ -21,7 +21,7 @@ _PARTS = {
     "⅖": "two fifths", "⅗": "three fifths", "⅘": "four fifths", "⅙": "a sixth", "⅚": "five sixths",
     "⅛": "an eighth", "⅜": "three eighths", "⅝": "five eighths", "⅞": "seven eighths",
 }  # fmt: skip
-# before NFKC, which makes a space and an accent of ´, 102 of 10² and 51⁄2 of 5½
+# applied before NFKC, which turns ´ into a space and an accent, 10² into 102 and 5½ into 51⁄2
 _TIDY = {
     **dict.fromkeys(map(ord, "’‘ʼ`´′＇"), "'"),
     **dict.fromkeys(map(ord, _MARKS)),
@@ -29,7 +29,7 @@ _TIDY = {
     **{ord(part): f" {part}" for part in _PARTS},
 }
 _TIDY_ENGLISH = {**_TIDY, **dict.fromkeys(map(ord, _JOINERS))}
-# what NFKD does not take apart
+# letters that NFKD does not decompose
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ß": "ss", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"})
 _CURRENCIES = {"$": ("dollar", "cent", "cents"), "£": ("pound", "penny", "pence"), "€": ("euro", "cent", "cents")}
 _NUMBER = re.compile(
@@ -69,7 +69,7 @@ def neutral(text: str) -> str:
 
 
 def identity(text: str) -> str:
-    """Single spaces, nothing else: for text that is already as the model should write it."""
+    """Only collapses spaces: for text that is already as the model should write it."""
     return " ".join(text.split())
 
 

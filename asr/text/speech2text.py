@@ -1,4 +1,4 @@
-"""fairseq's tokenizer: sentencepiece's pieces under the ids of a dictionary of their own (Wang et al. 2020, S2T)."""
+"""fairseq's tokenizer: sentencepiece's pieces with the ids of a separate dictionary (Wang et al. 2020, S2T)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNKNOWN = SPECIAL.index("<unk>")
 
 
 class Speech2TextTokenizer(Tokenizer):
-    """`ids` are those of the pieces of a sentencepiece model, of which `<s>`, `<pad>`, `</s>` and `<unk>` are first."""
+    """Maps the pieces of a sentencepiece model to `ids`, of which `<s>`, `<pad>`, `</s>` and `<unk>` have the first."""
 
     file_name = "sentencepiece.bpe.model"
     dictionary = "vocab.json"

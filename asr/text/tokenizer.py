@@ -1,8 +1,8 @@
 """Tokenizers: text to ids and back, behind one small interface.
 
-Every vocabulary starts with the same four symbols, so that blank, unknown, start and end have the same ids in every
-model: 0 `<blank>` (CTC), 1 `<unk>`, 2 `<sos>`, 3 `<eos>`. Characters are the default (any script); `SubwordTokenizer`
-wraps a sentencepiece model.
+Every vocabulary trained here starts with the same four symbols, so that blank, unknown, start and end always have the
+same ids: 0 `<blank>` (CTC), 1 `<unk>`, 2 `<sos>`, 3 `<eos>`. Characters are the default (any script);
+`SubwordTokenizer` wraps a sentencepiece model.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ SPECIALS = ("<blank>", "<unk>", "<sos>", "<eos>")
 
 
 class Tokenizer(ABC):
-    """Text to a list of ids and back. `len(tokenizer)` is V, the special symbols included."""
+    """Converts text to a list of ids and back. `len(tokenizer)` is V, including the special symbols."""
 
     file_name: str
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, without start and end; what the vocabulary lacks becomes `UNK`."""
+        """The ids of `text`, without start and end; what the vocabulary lacks becomes `UNK`."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; blank, start and end are left out, unknown is written as U+FFFD."""
+        """The text of `ids`; blank, start and end are left out, unknown is written as U+FFFD."""
 
     @abstractmethod
     def piece(self, token: int) -> str:
-        """What this token writes, with U+2581 for a space; of a special symbol, its name."""
+        """The text of a token, with U+2581 for a space; for a special symbol, its name."""
 
     def lacks_some(self, ids: Sequence[int]) -> bool:
-        """Whether `ids`, encoded from a text, stand for a character that this tokenizer cannot write."""
-        return UNK in ids and self.piece(UNK) == SPECIALS[UNK]  # Whisper's writes all
+        """Whether `ids`, encoded from a text, include a character that this tokenizer cannot write."""
+        return UNK in ids and self.piece(UNK) == SPECIALS[UNK]  # Whisper's tokenizer writes all
 
     def words(self, ids: Sequence[int]) -> list[tuple[str, slice]]:
-        """The words of `ids` and which of the ids write each, the space before it included; in scripts without spaces
-        most tokens are a word."""
+        """The words of `ids`, each with the slice of `ids` that writes it, including the space before it; in scripts
+        without spaces, most tokens are a word."""
         pieces = [self.piece(token) for token in ids]
         begins = (i for i, (before, piece) in enumerate(pairwise(pieces), 1) if begins_word(piece, before))
         parts = [slice(first, end) for first, end in pairwise([0, *begins, len(ids)])]
@@ -58,7 +58,7 @@ class Tokenizer(ABC):
 
 
 class CharTokenizer(Tokenizer):
-    """One id per character (Unicode code point), the space included."""
+    """One id per character (Unicode code point), including the space."""
 
     file_name = "characters.json"
 
@@ -100,7 +100,7 @@ class CharTokenizer(Tokenizer):
 
 
 class SubwordTokenizer(Tokenizer):
-    """Subwords by sentencepiece (Kudo & Richardson 2018): by byte-pair encoding (Sennrich et al. 2016), or a unigram
+    """Subwords of sentencepiece (Kudo & Richardson 2018), by byte-pair encoding (Sennrich et al. 2016) or a unigram
     model (Kudo 2018)."""
 
     file_name = "sentencepiece.model"
@@ -116,8 +116,8 @@ class SubwordTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, kind: str = "bpe") -> SubwordTokenizer:
-        """Trains on normalised `texts`; `kind` is bpe or unigram, `vocab_size` counts the four special symbols.
-        Raises ValueError where the texts have too few subwords for `vocab_size`, or too many characters."""
+        """Trains on normalised `texts`; `kind` is bpe or unigram, `vocab_size` includes the four special symbols.
+        Raises ValueError if the texts have too few subwords for `vocab_size`, or too many characters."""
         import io
 
         from sentencepiece import SentencePieceTrainer
@@ -130,7 +130,7 @@ class SubwordTokenizer(Tokenizer):
                 vocab_size=vocab_size,
                 model_type=kind,
                 character_coverage=1.0,
-                max_sentence_length=2**30,  # bytes; what is longer would be left out
+                max_sentence_length=2**30,  # bytes; longer texts would be left out
                 normalization_rule_name="identity",
                 pad_id=BLANK,
                 unk_id=UNK,

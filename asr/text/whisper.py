@@ -1,4 +1,4 @@
-"""Whisper's tokenizer: byte-level BPE, and after it the tokens that say what is to be written (Radford et al. 2022)."""
+"""Whisper's tokenizer: byte-level BPE, followed by the tokens that say what is to be written (Radford et al. 2022)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LANGUAGES = (  # noqa: SIM905
     "yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su yue"
 ).split()
 TASKS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
-ENGLISH_TOKENS = 50256  # of text: the models for English alone have GPT-2's vocabulary
-LANGUAGES_OF = {ENGLISH_TOKENS: (99,), ENGLISH_TOKENS + 1: (99, 100)}  # of the real vocabularies: English, multilingual
+ENGLISH_TOKENS = 50256  # of text: the English-only models have GPT-2's vocabulary
+LANGUAGES_OF = {ENGLISH_TOKENS: (99,), ENGLISH_TOKENS + 1: (99, 100)}  # of OpenAI's vocabularies: English, multilingual
 TIMESTAMPS = 1501  # 0 to 30 s in steps of 0.02 s
-# signs that stand for sounds and speakers, not for speech
+# symbols that stand for sounds and speakers, not for speech
 SYMBOLS = [
     *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
     *"<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪".split(),  # noqa: SIM905
@@ -43,9 +43,9 @@ class WhisperTokenizer(Tokenizer):
 
     @classmethod
     def from_file(cls, path: str | Path, vocab_size: int) -> WhisperTokenizer:
-        """The tokenizer of a model with `vocab_size` tokens from its `.tiktoken` file or its `vocab.json`.
+        """The tokenizer of a model with `vocab_size` tokens, from its `.tiktoken` file or its `vocab.json`.
 
-        Raises ValueError for a file that does not go with that size."""
+        Raises ValueError if the file does not fit that size."""
         path = Path(path)
         if path.suffix == ".json":
             ids = json.loads(path.read_text(encoding="utf-8"))
@@ -69,7 +69,7 @@ class WhisperTokenizer(Tokenizer):
         return len(self.tokens) != ENGLISH_TOKENS
 
     def prompt(self, language: str = "en", task: str = "transcribe", timestamps: bool = False) -> list[int]:
-        """What the decoder reads first. Raises ValueError for what the model does not know."""
+        """The ids that the decoder reads first. Raises ValueError for a language or task that the model lacks."""
         known = LANGUAGES[: self.languages]
         if language not in known or task not in ("transcribe", "translate"):
             raise ValueError(f"this model knows no {language!r} / {task!r}; languages: {', '.join(known)}")
@@ -88,8 +88,8 @@ class WhisperTokenizer(Tokenizer):
         return self.special["endoftext"]
 
     def suppressed(self, timestamps: bool = False) -> list[int]:
-        """Ids that a transcript does not have: special tokens, signs that stand for no speech, and times, unless they
-        are wanted."""
+        """The ids that do not occur in a transcript: special tokens, symbols that do not stand for speech, and times,
+        unless `timestamps`."""
         found = set(range(self.eos + 1, self.first_timestamp if timestamps else len(self)))
         found |= {self._encoding.encode_ordinary(text)[0] for text in (" -", " '")}
         for symbol in SYMBOLS + NOTES:
@@ -99,7 +99,7 @@ class WhisperTokenizer(Tokenizer):
         return sorted(found)
 
     def suppressed_first(self) -> list[int]:
-        """Ids that do not begin a transcript: a space alone, the end."""
+        """The ids that do not start a transcript: a lone space, the end."""
         return [*self._encoding.encode_ordinary(" "), self.eos]
 
     @cached_property
@@ -112,14 +112,14 @@ class WhisperTokenizer(Tokenizer):
         return tiktoken.Encoding("whisper", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
 
     def encode(self, text: str) -> list[int]:
-        """A transcript begins with a space, as in Whisper's training."""
+        """The ids of `text`, which starts with a space, as in Whisper's training."""
         return self._encoding.encode_ordinary(" " + text.strip())
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(self.tokens[i] for i in ids if i < len(self.tokens)).decode("utf-8", errors="replace")
 
     def piece(self, token: int) -> str:
-        """As `Tokenizer.piece`; bytes that are no character of their own are written as \\xe2, times as <|0.02|>."""
+        """As `Tokenizer.piece`; bytes that are not a whole character are written as \\xe2, times as <|0.02|>."""
         if token < len(self.tokens):
             return self.tokens[token].decode("utf-8", errors="backslashreplace").replace(" ", "\u2581")
         names = [*self.special, *(f"{time * 0.02:.2f}" for time in range(TIMESTAMPS))]
@@ -143,7 +143,7 @@ class WhisperTokenizer(Tokenizer):
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2 writes bytes as characters: the printable ones of Latin-1 as they are, the others from U+0100 on."""
+    """The bytes by GPT-2's characters: those printable in Latin-1 as they are, the others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}

@@ -1,1 +1,1 @@
-"""Fourth floor: from corpora to a model, on Lightning."""
+"""Fourth floor: from corpora to a model, with Lightning."""

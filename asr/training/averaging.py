@@ -1,5 +1,5 @@
-"""Averages of weights: over the best checkpoints ("Attention Is All You Need", section 6.1), between a fine-tuned
-model and the one that it began as, and over trainings that began alike (Wortsman et al. 2022)."""
+"""Weight averaging: over the best checkpoints ("Attention Is All You Need", section 6.1), between a fine-tuned model
+and the one that it started from, and over trainings that started alike (Wortsman et al. 2022)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 class BestCheckpoints(ModelCheckpoint):
-    """The checkpoints of the `count` epochs whose logged `figure` of the dev set is least, in its name to so many
-    `decimals`; an epoch that is repeated after a kill replaces what it had saved. Those of a training that goes on with
-    another dev set are set aside as soon as an epoch is scored on that."""
+    """Keeps the checkpoints of the `count` epochs with the lowest logged dev `figure`, which the file names hold to
+    `decimals` decimals. An epoch that is repeated after a kill replaces its earlier checkpoint. If a training continues
+    with another dev set, earlier checkpoints are set aside as soon as an epoch is scored on the new one."""
 
     of_another_set: Sequence[Path] = ()
 
@@ -49,7 +49,7 @@ class BestCheckpoints(ModelCheckpoint):
             logger.warning("the best epochs so far were chosen on another dev set: the choice starts anew")
             self.of_another_set = best_checkpoints(Path(self.dirpath).parent)
             return
-        super().load_state_dict(state_dict)  # which may name files that were moved away
+        super().load_state_dict(state_dict)  # the state may name files that were moved away
         self.best_k_models = {path: figure for path, figure in self.best_k_models.items() if Path(path).is_file()}
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -58,14 +58,14 @@ class BestCheckpoints(ModelCheckpoint):
                 for path in self.of_another_set:
                     path.replace(path.with_name(f"before-{path.name}"))
                 for path in Path(self.dirpath).glob(f"{trainer.current_epoch:03d}-*.ckpt"):
-                    path.unlink()  # of this epoch before a kill, after which it was repeated
+                    path.unlink()  # of this epoch, from before a kill, after which it was repeated
             self.of_another_set = ()
         super().on_validation_end(trainer, pl_module)
 
 
 class EMA(WeightAveraging):
-    """Exponential moving average of the weights, on the training device; of LoRA's two matrices each by itself. Buffers
-    are not averaged."""
+    """Exponential moving average of the weights, on the training device. LoRA's two matrices are averaged separately,
+    buffers not at all."""
 
     def __init__(self, decay: float):
         super().__init__(use_buffers=False, multi_avg_fn=get_ema_multi_avg_fn(decay))
@@ -74,24 +74,24 @@ class EMA(WeightAveraging):
         self._device = trainer.strategy.root_device  # the module itself moves there later
         super().setup(trainer, pl_module, stage)
         if self._average_model is not None:
-            self._average_model.n_averaged = self._average_model.n_averaged.cpu()  # asked at each update
+            self._average_model.n_averaged = self._average_model.n_averaged.cpu()  # read at each update
 
 
 def best_checkpoints(out: Path) -> list[Path]:
-    """Best first, by the figure in their names, and of equally good ones the earlier: Lightning forgets which were best
-    when the folder is moved."""
+    """The checkpoints in `out`, best first by the figure in their names, then by epoch: Lightning forgets which were
+    best when the folder is moved."""
     return sorted(sorted((out / "checkpoints").glob("[0-9]*-*.ckpt")), key=figure_of)
 
 
 def figure_of(checkpoint: Path) -> float:
-    """The figure of the dev set in its name."""
+    """The dev figure in the name of a checkpoint."""
     return float(checkpoint.stem.split("-")[1])
 
 
 def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> dict[str, Tensor]:
-    """The mean of the tensors called `prefix…` in Lightning checkpoints, without the prefix; sums in float64.
+    """The mean of the tensors named `prefix…` in Lightning checkpoints, without the prefix; summed in float64.
 
-    Raises ValueError where `paths` is empty, or one of them is not whole."""
+    Raises ValueError if `paths` is empty or a checkpoint is incomplete."""
     if not paths:
         raise ValueError("no checkpoint to average: no epoch was scored on the dev set, or its checkpoint is gone")
     totals: dict[str, Tensor] = {}
@@ -105,15 +105,15 @@ def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> 
 
 
 def interpolate(weights: dict[str, Tensor], origin: dict[str, Tensor], share: float) -> dict[str, Tensor]:
-    """(1 - share) · weights + share · origin, tensors of the same names and shapes."""
+    """(1 - share) · weights + share · origin, for tensors of the same names and shapes."""
     return {name: torch.lerp(tensor, origin[name], share) for name, tensor in weights.items()}
 
 
 def average_models(folders: Sequence[str | Path]) -> SpeechModel:
-    """The first model with the mean of the weights of all; of one that writes other tokens, what belongs to these is
-    left out. Sums in float64.
+    """The first model with the mean weights of all models, summed in float64. A model with another tokenizer does not
+    contribute the weights that depend on the vocabulary.
 
-    Raises ModelError for a folder that holds no recogniser, or one of another shape than the first's."""
+    Raises ModelError for a folder that holds no recogniser, or one whose shape differs from the first model's."""
     model = SpeechModel.load(folders[0])
     totals = {name: (tensor.double(), 1) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     for folder in folders[1:]:
@@ -129,8 +129,8 @@ def average_models(folders: Sequence[str | Path]) -> SpeechModel:
 
 
 def _check_alike(model: SpeechModel, first: SpeechModel, folder: str | Path, besides: tuple[str, ...]) -> None:
-    """Raises ModelError naming the first field in which the model of `folder` differs from the first model; fields in
-    `besides` may differ."""
+    """Raises ModelError naming the first field in which the model in `folder` differs from the first model; the fields
+    in `besides` may differ."""
     if model.front_end.config != first.front_end.config:
         raise ModelError(f"{folder}: other features than the first model's")
     config, first_config = model.transformer.config, first.transformer.config

@@ -1,4 +1,4 @@
-"""What every training here does alike: optimiser, schedule of the learning rate, clipping, validation at the end."""
+"""What all trainings share: optimiser, learning rate schedule, clipping, validation at the end."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from asr.training.sharding import Sharded, whole_norm
 
 logger = logging.getLogger(__name__)
 
-# One kernel for sums over rows and over columns; in the backward pass of a norm two take a third of its time (H200).
+# A single kernel for sums over rows and over columns; in a norm's backward pass, two take a third of its time (H200).
 MIXED = "triton.mix_order_reduction"
 MOST_SKIPPED = 100  # updates in a row
 
 
 def compile_layers(stack: nn.Module) -> None:
-    """Each encoder and decoder layer by torch.compile, in place: one code for all lengths."""
+    """Compiles each encoder and decoder layer in place with torch.compile, into the same code for all lengths."""
     options = {MIXED: False} if MIXED in torch._inductor.list_options() else None
     for layer in layers_of(stack):
         layer.compile(dynamic=True, options=options)
 
 
 class Training(L.LightningModule):
-    """A LightningModule that is optimised for `updates` steps as `settings` say."""
+    """A LightningModule that is optimised for `updates` steps according to `settings`."""
 
-    stack: str  # the submodule that holds all trained weights, and is called as a whole
-    dev_means: tuple[str, ...] = ("dev/loss",)  # what a validation is the mean of, in the order of `add_dev`
+    stack: str  # the submodule that holds all trained weights and is called as a whole
+    dev_means: tuple[str, ...] = ("dev/loss",)  # the means that a validation logs, in the order of `add_dev`
     sharded: Sharded | None = None
 
     def __init__(self, config: RunConfig, updates: int):
         super().__init__()
         self.config, self.settings, self.seed = config, config.optimizer, config.seed
         self.updates = updates
-        # updates left out because of their gradients: all of them, and how many in a row just now
+        # updates skipped because of their gradients: in total, and the latest ones in a row
         self.register_buffer("skipped", torch.zeros(2), persistent=False)
         self.reported = 0
-        self.accumulated: tuple[torch.Tensor, torch.Tensor] | None = None  # tokens: of the update's first batch, of all
+        self.accumulated: tuple[torch.Tensor, torch.Tensor] | None = None  # tokens: in the update's first batch, in all
 
     def configure_model(self) -> None:
         if self.trainer.state.fn != "fit":
             return
         if self.config.compile:
-            torch.compiler.set_stance("default")  # where a validation before has ended by an error
+            torch.compiler.set_stance("default")  # if an earlier validation ended with an error
             compile_layers(self)
         if self.device_mesh:
             half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
             self.sharded = Sharded(self.get_submodule(self.stack), self.device_mesh["data_parallel"], half)
 
     def add_train(self, weight: torch.Tensor, values: dict[str, torch.Tensor], empty: bool = False) -> None:
-        """Adds a batch's means, scalars, to those of the epoch, if they are finite: what an update leaves out does not
-        count. `weight`: how many tokens or frames they are of; `empty`: of none, and nobody is to see them."""
+        """Adds a batch's means, scalars, to those of the epoch if they are finite: skipped updates do not count.
+        `weight`: the number of tokens or frames that they are over; `empty`: they are over none, and are not logged."""
         if not empty:
             self.log_dict({f"train/{name}_step": value.detach() for name, value in values.items()})
         means = torch.stack([value.detach().double() for value in values.values()])
@@ -70,15 +70,15 @@ class Training(L.LightningModule):
         self.train_sums = sums if self.train_sums is None else self.train_sums + sums
 
     def log_train_means(self) -> None:
-        """Of the epoch, over all processes."""
+        """Logs the means of the epoch, over all processes."""
         if self.train_sums is not None:
             *sums, weight = self.trainer.strategy.reduce(self.train_sums, reduce_op="sum")
             means = zip(self.train_means, sums, strict=True)
             self.log_dict({f"train/{name}_epoch": (total / weight).float() for name, total in means})
 
     def in_update(self, mean: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch, its `mean ()` over `tokens ()`, scaled so that every token of the update weighs as much:
-        processes average their gradients, and accumulation sums those of several batches."""
+        """The loss of a batch, its `mean ()` over `tokens ()`, scaled so that all tokens of an update weigh the same:
+        gradients are averaged over processes, and summed over accumulated batches."""
         count = tokens.float()
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(count)
@@ -91,7 +91,7 @@ class Training(L.LightningModule):
         return mean * (tokens / count)
 
     def _weigh_gradients(self) -> None:
-        """Of an update's batches, whose losses Lightning divides by how many an update should have."""
+        """Rescales gradients of accumulated batches, whose losses Lightning divides by the full number of batches."""
         if self.accumulated:
             first, tokens = self.accumulated
             gradients = [p.grad for p in self.parameters() if p.grad is not None]
@@ -99,7 +99,7 @@ class Training(L.LightningModule):
             self.accumulated = None
 
     def on_validation_start(self) -> None:
-        if self.config.compile:  # all of it anew, for what has no gradients
+        if self.config.compile:  # everything would be compiled again for running without gradients
             torch.compiler.set_stance("force_eager")
         if self.sharded:
             self.set_submodule(self.stack, self.sharded.whole())
@@ -108,13 +108,13 @@ class Training(L.LightningModule):
         self.dev_sums = torch.zeros(len(self.dev_means) + 1, dtype=torch.double, device=self.device)
 
     def add_dev(self, weight: torch.Tensor, *values: torch.Tensor) -> None:
-        """Adds a batch's means, scalars, to the validation's; `weight`: how many tokens or frames they are of."""
+        """Adds a batch's means, scalars, to the validation's; `weight`: the tokens or frames that they are over."""
         self.dev_sums += torch.stack([*(weight * value.double() for value in values), weight.double()])
 
     def on_validation_epoch_end(self) -> None:
         if self.sharded:
             self.set_submodule(self.stack, self.sharded.shares())
-        # a process may have had no batch that could be read: each says its sums nevertheless
+        # a process may have had no readable batch, but each one contributes its sums
         *sums, weight = self.trainer.strategy.reduce(self.dev_sums, reduce_op="sum")
         self.log_dict({name: (total / weight).float() for name, total in zip(self.dev_means, sums, strict=True)})
 
@@ -124,10 +124,10 @@ class Training(L.LightningModule):
 
     def on_train_start(self) -> None:
         self._take_settings()
-        self.on_train_epoch_start()  # an epoch that is resumed does not start
+        self.on_train_epoch_start()  # which is not called for an epoch that is resumed
 
     def _take_settings(self) -> None:
-        """What the options say now; the state of an optimiser that is resumed says what they said before."""
+        """Applies the current options to the optimiser, whose state holds the earlier ones if it was resumed."""
         settings, scheduler = self.settings, self.lr_schedulers()
         scheduler.base_lrs = [settings.lr] * len(scheduler.base_lrs)
         lr = settings.lr * lr_factor(scheduler.last_epoch, settings, self.updates)
@@ -135,25 +135,25 @@ class Training(L.LightningModule):
             decay = settings.weight_decay if any(p.ndim > 1 for p in group["params"]) else 0.0
             group.update(initial_lr=settings.lr, lr=lr, betas=tuple(settings.betas), weight_decay=decay)
             group.update(fused=self._fused)
-            for p in group["params"]:  # counted where the kernel looks: fused on the device, else on the CPU
+            for p in group["params"]:  # counted where the kernel reads it: on the device if fused, else on the CPU
                 if "step" in (state := scheduler.optimizer.state.get(p, {})):
                     state["step"] = state["step"].to(p.device if self._fused else "cpu")
 
     def on_train_epoch_start(self) -> None:
         self.train_sums: torch.Tensor | None = None
-        if self.trainer.current_epoch == self.trainer.max_epochs - 1:  # whatever validate_every, the last one counts
+        if self.trainer.current_epoch == self.trainer.max_epochs - 1:  # which is validated, whatever validate_every is
             self.trainer.check_val_every_n_epoch = 1
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         torch.manual_seed(step_seed(self.seed, self.current_epoch, self.global_rank, batch_idx))
-        # by which curves are drawn: resumed within an epoch Lightning would count an update twice
+        # the x-axis of the curves: after resuming within an epoch Lightning would count an update twice
         self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.global_step
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["config"] = asdict(self.config)
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
-        saved, own = checkpoint.get("state_dict", {}), self.state_dict()  # FSDP's are loaded elsewhere
+        saved, own = checkpoint.get("state_dict", {}), self.state_dict()  # FSDP's weights are loaded elsewhere
         other = next((name for name in own if name in saved and saved[name].shape != own[name].shape), None)
         if other:
             shapes = f"{tuple(saved[other].shape)} in the checkpoint and {tuple(own[other].shape)} now"
@@ -163,12 +163,12 @@ class Training(L.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._weigh_gradients()
-        # Lightning's own clipping refuses fused optimisers, for the sake of float16's loss scale, which bf16 has not
+        # Lightning's own clipping refuses fused optimisers because of float16's loss scale, which bf16 does not have
         norm = whole_norm(nn.utils.clip_grad_norm_(self.parameters(), self.settings.clip))
         self.log("train/gradient_norm", norm)
         broken = (~norm.isfinite()).float()
         self.skipped = torch.stack([self.skipped[0] + broken, (self.skipped[1] + 1) * broken])
-        if self._fused:  # it leaves out an update on the device, as it does for a loss scale that was too large
+        if self._fused:  # which skips the update on the device, as for a loss scale that was too large
             optimizer.found_inf = broken
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -190,7 +190,7 @@ class Training(L.LightningModule):
 
     @property
     def _fused(self) -> bool:
-        # a fused optimiser takes float16's loss scale out of the gradients itself: too late for the clipping above
+        # a fused optimiser divides the gradients by float16's loss scale itself: too late for the clipping above
         return self.trainer.precision != "16-mixed"
 
     def configure_optimizers(self):

@@ -1,4 +1,4 @@
-"""Batches: utterances of about the same length, as tensors of few different shapes."""
+"""Batches: utterances of similar length, as tensors of few different shapes."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from asr.text.tokenizer import Tokenizer
 from asr.training.conditions import Conditions
 from asr.training.resuming import step_seed
 
-BUCKETS = 20  # leave 5 to 7 % of the frames to padding
-LABELS = 8  # labels, and texts, are padded to multiples of so many
+BUCKETS = 20  # with which 5 to 7 % of the frames are padding
+LABELS = 8  # labels and texts are padded to multiples of this
 
 
 class Bucket(NamedTuple):
-    """A bucket of lengths: the seconds to which each of its utterances is padded, and how many make a batch.
+    """A bucket of lengths: the seconds to which its utterances are padded, and the number of utterances in a batch.
 
-    All its batches have one shape (and one more for each speed). Kernels are made for a shape and memory is cut for it:
-    with batches of ever new shapes a training on a CPU spends a third of its time on both."""
+    All its batches have the same shape (and one more for each speed). Kernels are built and memory is cut for a shape:
+    with ever new shapes, training on a CPU spends a third of its time on both."""
 
     seconds: float
     utterances: int
 
 
 def make_buckets(durations: list[float], batch_seconds: float) -> list[Bucket]:
-    """At most `BUCKETS`, of equal shares of the sound, from short to long; with little sound fewer, so that each keeps
-    about two batches. The batches of a bucket are about equally full."""
+    """At most `BUCKETS` buckets with equal shares of the audio, from short to long; fewer for little audio, so that
+    each keeps about two batches. The batches of a bucket are about equally full."""
     longest = np.sort(durations)
     sound = longest.cumsum()
     count = min(BUCKETS, max(1, int(sound[-1] / batch_seconds / 2)))
@@ -55,7 +55,7 @@ def make_buckets(durations: list[float], batch_seconds: float) -> list[Bucket]:
 
 
 class EpochOrder:
-    """The cuts of an epoch, shuffled anew in each; those of a shard stay together, as they are."""
+    """The cuts of an epoch, reshuffled for each epoch; the cuts of a shard stay together, in their order."""
 
     def __init__(self, cuts: Iterable[MonoCut], seed: int):
         together = defaultdict(list)
@@ -70,7 +70,7 @@ class EpochOrder:
 
 
 class BucketSampler(DynamicBucketingSampler):
-    """Batches drawn at random from the next 20,000 cuts of an epoch's order: of shards, these are the next few."""
+    """Batches drawn at random from the next 20,000 cuts in the epoch's order; with shards, from the next few shards."""
 
     def __init__(self, cuts: CutSet, seed: int, **settings):
         self.order = EpochOrder(cuts, seed)
@@ -82,21 +82,21 @@ class BucketSampler(DynamicBucketingSampler):
 
 
 class Batch(NamedTuple):
-    """B utterances, padded with zeros; none where nothing of the batch could be read."""
+    """B utterances, padded with zeros; B = 0 if none of the batch could be read."""
 
     inputs: Tensor  # (B, N) samples, (B, T, d) matrices, or (B, T) token ids
     lens: Tensor  # (B,) in samples, frames or tokens
     Y: Tensor  # (B, U)
     Y_lens: Tensor  # (B,)
     texts: list[str]  # normalised
-    speed: float  # at which training plays it
+    speed: float  # at which it is played in training
 
 
 class SpeechDataset(Dataset):
-    """A batch of cuts and its seed to a `Batch`, padded as its bucket says; what cannot be read is left out.
+    """Turns a batch of cuts and its seed into a `Batch`, padded to its bucket's length; unreadable cuts are left out.
 
-    The speed is that of the whole batch: drawn for each utterance it would undo what the buckets save, 17 % of AN4's
-    frames were padding then."""
+    The whole batch has one speed: drawing it for each utterance would undo what the buckets save (17 % of AN4's frames
+    were padding then)."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class SpeechDataset(Dataset):
         conditions: Conditions | None = None,
         most_text_tokens: int | None = None,
     ):
-        """`tokenizer` None: there are no labels; `most_labels`: for how many the decoder has positions,
-        `most_text_tokens`: for how many of a text the encoder has some, None: any number; `conditions`: under which a
-        sound seems to have been recorded, None: those under which it was."""
+        """`tokenizer` None: there are no labels; `most_labels`: how many labels the decoder has positions for,
+        `most_text_tokens`: how many tokens of a text the encoder has positions for, None: any number; `conditions`:
+        the recording conditions to simulate, None: audio stays as it was recorded."""
         self.tokenizer = tokenizer
         self.conditions = conditions
         self.most_labels, self.most_text_tokens = most_labels or sys.maxsize, most_text_tokens or sys.maxsize
@@ -121,8 +121,8 @@ class SpeechDataset(Dataset):
         cuts, seed = batch
         inputs, texts = [], []
         speed = random.Random(seed).choice(self.speeds)
-        first = cuts[0].id if len(cuts) else ""  # more processes than utterances are left
-        draw = random.Random(f"{seed} {first}")  # which no other process has at the same time
+        first = cuts[0].id if len(cuts) else ""  # empty if fewer utterances are left than processes
+        draw = random.Random(f"{seed} {first}")  # that no other process has at the same time
         for cut, sound in iterate(cuts, self.skipped):
             if self.conditions:
                 sound = self.conditions(sound, draw)
@@ -134,9 +134,9 @@ class SpeechDataset(Dataset):
         labels = [self._labels(text) for text in texts]
         seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
         rate = STEPS_PER_SECOND if cuts[0].recording is None else SAMPLE_RATE
-        if input_kind(cuts[0]) == "text":  # which has fewer tokens than characters, by which buckets go
+        if input_kind(cuts[0]) == "text":  # which has fewer tokens than the characters that its bucket counts
             length = min(_rounded(inputs), self.most_text_tokens)
-        else:  # a file may have a little more than it is said to
+        else:  # a file may be a little longer than stated
             length = math.ceil(seconds * rate)
             inputs = [x[:length] for x in inputs]
         return Batch(
@@ -153,13 +153,13 @@ class SpeechDataset(Dataset):
 
 
 class TimedLoader(DataLoader):
-    """Knows how long it has kept its user waiting."""
+    """Measures how long its user has waited for batches."""
 
     waited = 0.0  # seconds
 
     def __iter__(self) -> Iterator[Batch]:
         asked, end = time.monotonic(), object()
-        batches = super().__iter__()  # which starts the workers, and draws their first batches
+        batches = super().__iter__()  # which starts the workers and draws their first batches
         while True:
             batch = next(batches, end)
             self.waited += time.monotonic() - asked
@@ -174,7 +174,7 @@ def _rounded(labels: list[Tensor]) -> int:
 
 
 def _padded(sequences: list[Tensor], length: int) -> Tensor:
-    """`(B, length, ...)`, with zeros; longer where a sequence is."""
+    """The sequences padded with zeros to `(B, length, ...)`; longer if one of them is."""
     padded = pad_sequence(sequences, batch_first=True)
     missing = max(0, length - padded.shape[1])
     return torch.nn.functional.pad(padded, (0, 0) * (padded.ndim - 2) + (0, missing))

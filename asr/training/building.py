@@ -1,4 +1,4 @@
-"""What a training begins with: tokenizer and model, new or from a model folder."""
+"""What a training starts with: tokenizer and model, new or from a model folder."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CONFIG_OF_THE_DECODER = (
     "decoder_layers", "decoder_positions", "max_positions", "tie_output", "output_bias", "tokens_per_frame",
 )  # fmt: skip
 OF_THE_VOCABULARY = ("ctc.", "decoder.embedding.", "decoder.output.", "encoder.subsampling.table.")
-OF_THE_TOKENS = ("embedding.", "output.")  # of a language model: a row of each for every token
-OF_A_LANGUAGE_MODEL = (  # what a decoder and the language model that it begins as have in common
+OF_THE_TOKENS = ("embedding.", "output.")  # of a language model: each has a row for every token
+OF_A_LANGUAGE_MODEL = (  # what a decoder and the language model that it starts as must have in common
     "d_model", "num_heads", "d_k", "d_v", "ffn_dim", "activation", "norm_first", "decoder_layers",
     "attention_bias", "key_bias", "positions_of_decoder", "first_position", "max_positions", "scale_embedding",
     "tie_output", "output_bias",
@@ -35,21 +35,21 @@ OF_A_LANGUAGE_MODEL = (  # what a decoder and the language model that it begins 
 
 
 def build_tokenizer(config: TokenizerConfig, texts: list[str]) -> Tokenizer:
-    """A tokenizer of the kind asked for, trained on normalised transcripts."""
+    """A tokenizer of the configured kind, trained on normalised transcripts."""
     if config.kind == "char":
         return CharTokenizer.train(texts)
     return SubwordTokenizer.train(texts, config.vocab_size, config.kind)
 
 
 class Writing(NamedTuple):
-    """How a model writes."""
+    """How a model writes: its tokenizer and its normaliser."""
 
     tokenizer: Tokenizer
     normalizer_name: str
 
 
 def writing_of(folder: str) -> Writing:
-    """How the model in `folder` writes. Raises ValueError for what is no model, and for another toolkit's tokenizer,
+    """How the model in `folder` writes. Raises ValueError if the folder holds no model, or another toolkit's tokenizer,
     which has no blank."""
     try:
         with described(folder, "model", "language_model") as description:
@@ -68,8 +68,8 @@ def build_model(config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
 
 
 def load_origin(config: TrainConfig) -> SpeechModel | EncoderModel:
-    """The recogniser or the encoder that `config.init_from` names. Raises ModelError for what is neither, ValueError
-    for options that need a recogniser."""
+    """The recogniser or the encoder that `config.init_from` names. Raises ModelError if it is neither, ValueError if it
+    is an encoder and options need a recogniser."""
     with described(config.init_from, "model", "encoder") as description:
         is_encoder = "encoder" in description
     if not is_encoder:
@@ -82,16 +82,16 @@ def load_origin(config: TrainConfig) -> SpeechModel | EncoderModel:
 
 
 def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokenizer: Tokenizer) -> SpeechModel:
-    """The model `origin`, writing with `tokenizer`, with the dropout of `config`, more layers between its encoder's
+    """The model `origin`, writing with `tokenizer`, with the dropout of `config`, layers inserted between its encoder's
     (`asr.model.deepening`) and its lowest layers frozen.
 
-    With another tokenizer than the model's own, what depends on the vocabulary begins as what the model's own tokens
-    make of it (`asr.training.vocabulary`), with a CTC head if `config` has one. With an encoder everything else begins
-    anew, as `config` has it. Either can be given a window for the encoder's attention. Raises ValueError where there
-    are fewer layers than are to be frozen or added."""
+    With a tokenizer other than the model's own, the weights that depend on the vocabulary start from those of the
+    model's own tokens (`asr.training.vocabulary`), with a CTC head if `config` has one. If `origin` is an encoder, all
+    other weights start from scratch, as configured. Either can be given a window for the encoder's attention. Raises
+    ValueError if there are fewer layers than are to be frozen or added."""
     if isinstance(origin, EncoderModel):
         shape, anew = origin.encoder.config, (*CONFIG_OF_THE_VOCABULARY, *CONFIG_OF_THE_DECODER)
-        if shape.positions == "learned":  # in a table whose length is the encoder's
+        if shape.positions == "learned":  # in a table, whose length belongs to the encoder
             anew = tuple(name for name in anew if name != "max_positions")
         weights = {f"encoder.{name}": weight for name, weight in origin.encoder.state_dict().items()}
     else:
@@ -116,7 +116,7 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
             tokenizer,
             origin.tokenizer,
         )
-    # before there are copies of them, which are trained
+    # chosen before layers are copied: the copies are trained
     frozen = (transformer.encoder.subsampling, *transformer.encoder.layers[: config.freeze_layers])
     deepen(transformer, config.add_layers)
     model = SpeechModel(origin.front_end.config, transformer, tokenizer, config.data.normalizer_name)
@@ -128,8 +128,8 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
 
 
 def to_train(model: SpeechModel, config: TrainConfig) -> SpeechModel:
-    """A copy of the model, which is trained in its place: with `config.lora_rank` by what is added to its layers
-    (`asr.model.lora`) and, where the tokens are others than its origin's, what depends on the vocabulary."""
+    """A copy of the model, to be trained in its place. With `config.lora_rank` only the matrices that are added to its
+    layers (`asr.model.lora`) are trained and, with a new tokenizer, the weights that depend on the vocabulary."""
     learner = deepcopy(model)
     if config.lora_rank:
         add_low_rank(learner.transformer, config.lora_rank, OF_THE_VOCABULARY if config.new_tokenizer else ())
@@ -137,9 +137,9 @@ def to_train(model: SpeechModel, config: TrainConfig) -> SpeechModel:
 
 
 def adapt_language_model(origin: TextModel, config: ModelConfig, tokenizer: Tokenizer, more: int = 0) -> LanguageModel:
-    """The language model `origin` over the tokens of `tokenizer`, with the dropout of `config` and what it says of
-    `tokenizer`, and `more` layers (`asr.model.deepening`). Every token begins as what those of `origin` make of it
-    (`asr.training.vocabulary`). Raises ValueError for more layers than it has."""
+    """The language model `origin` over the tokens of `tokenizer`, with the dropout and the vocabulary's fields from
+    `config`, and `more` additional layers (`asr.model.deepening`). Every token starts from the tokens of `origin` that
+    spell it (`asr.training.vocabulary`). Raises ValueError if `more` exceeds the number of its layers."""
     depth = origin.transformer.config.decoder_layers
     if more > depth:
         raise ValueError(f"add_layers={more}: the language model of init_from has {depth} layers")
@@ -154,10 +154,10 @@ def adapt_language_model(origin: TextModel, config: ModelConfig, tokenizer: Toke
 
 
 def start_decoder(model: SpeechModel, text_model: TextModel) -> None:
-    """Gives the decoder the weights of a language model of its shape: all but the attention to the encoder, whose
-    output begins at zero, so that the decoder begins as that language model.
+    """Copies the weights of a language model of the same shape into the decoder. The attention to the encoder is the
+    exception: its output starts at zero, so that the decoder starts as that language model.
 
-    Raises ValueError naming the option where their shapes differ."""
+    Raises ValueError naming the option in which their shapes differ."""
     decoder, language_model = model.transformer.decoder, text_model.transformer
     for name in OF_A_LANGUAGE_MODEL:
         ours, theirs = getattr(decoder.config, name), getattr(language_model.config, name)

@@ -1,4 +1,4 @@
-"""What one sees of a training: a line an epoch, and in TensorBoard sample transcripts and an attention picture."""
+"""What a training shows: one line per epoch and, in TensorBoard, sample transcripts and a picture of attention."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SHOWN = 5  # sample transcripts
 
 
 class EpochTimer(L.Callback):
-    """What the lines of the epochs say about time; an epoch that was resumed counts from there. The losses of an epoch
-    are logged before its line."""
+    """Times each epoch for its line; a resumed epoch is timed from where it was resumed. Logs the losses of an epoch
+    before its line."""
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.begin(trainer, module, trainer.fit_loop.epoch_loop.batch_progress.current.completed)
@@ -31,25 +31,25 @@ class EpochTimer(L.Callback):
         self.begin(trainer, module, 0)
 
     def begin(self, trainer: L.Trainer, module: L.LightningModule, first: int) -> None:
-        """Of an epoch, at its batch `first`: more than 0 where it is resumed."""
+        """Starts timing an epoch at its batch `first`, which is above 0 if the epoch is resumed."""
         self.started, self.first = time.monotonic(), first
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: Training) -> None:
         module.log_train_means()
 
     def took_and_left(self, trainer: L.Trainer) -> tuple[float, float]:
-        """Seconds that the epoch which now ends took in all, and minutes that the remaining epochs will take."""
+        """Seconds for the whole of the epoch that is ending, and minutes that the remaining epochs will take."""
         batches = trainer.fit_loop.epoch_loop.batch_progress.current.completed
         took = (time.monotonic() - self.started) * max(1, batches) / max(1, batches - self.first)
         return took, took * (trainer.max_epochs - trainer.current_epoch - 1) / 60
 
 
 class EpochLine(EpochTimer):
-    """One line an epoch, and in TensorBoard: losses, dev WER, seconds of sound per second, what went to padding (of the
-    frames) and to waiting for data (of the time)."""
+    """One line per epoch, and curves in TensorBoard: losses, dev WER, seconds of audio per second, the share of padding
+    in the frames and of waiting for data in the time."""
 
     def __init__(self, sound_seconds: float, shown: dict[str, str]):
-        """`shown`: further figures of a validation, and how to write each."""
+        """`shown`: further validation figures, each with its format."""
         self.sound_seconds = sound_seconds
         self.shown = shown
 
@@ -57,7 +57,7 @@ class EpochLine(EpochTimer):
         super().begin(trainer, module, first)
         self.waited_before = trainer.train_dataloader.waited
         self.trained = 0.0  # seconds, validation not counted
-        self.frames, self.real_frames = 0, torch.zeros((), device=module.device)  # read once an epoch
+        self.frames, self.real_frames = 0, torch.zeros((), device=module.device)  # read once per epoch
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Batch, batch_idx: int):
         self.frames += batch.inputs.shape[0] * batch.inputs.shape[1]
@@ -87,8 +87,8 @@ class EpochLine(EpochTimer):
 
 
 class Patience(EarlyStopping):
-    """Ends a training whose dev WER no longer falls; resuming it ends at once, unless `patience` was raised or the dev
-    set changed."""
+    """Ends a training whose dev WER no longer falls. If it is resumed, it ends at once unless `patience` was raised or
+    the dev set changed."""
 
     def __init__(self, validations: int, data: ResumableData):
         super().__init__("dev/wer", patience=validations)
@@ -103,7 +103,7 @@ class Patience(EarlyStopping):
 
 
 class Samples(L.Callback):
-    """Sample transcripts and the last decoder layer's attention on the first dev utterance, in TensorBoard."""
+    """Shows sample transcripts and the last decoder layer's attention on the first dev utterance in TensorBoard."""
 
     batch = None
 
@@ -133,6 +133,6 @@ class Samples(L.Callback):
         memory, memory_lens = model.transformer.encoder(X, X_lens)
         decoder(decoder.prompted(Y), memory, memory_lens, weights)
         figure = Figure(figsize=(8, 4), layout="constrained")
-        axes = figure.add_subplot(xlabel="encoder frame", ylabel="token")  # what it says is in the transcripts
+        axes = figure.add_subplot(xlabel="encoder frame", ylabel="token")  # the tokens are in the transcripts
         axes.imshow(weights[-1][0].mean(dim=0).float().cpu(), aspect="auto", origin="lower")
         return figure

@@ -1,6 +1,6 @@
-"""Under which conditions the training's utterances seem to have been recorded: in rooms and noise of which there are
-recordings (Ko et al. 2017; Snyder et al. 2015, MUSAN), through a lossy codec. The processes that read the sound see to
-it; what is drawn and not recorded is added on the device (`asr.audio.distort`)."""
+"""Simulated recording conditions for training utterances: recorded rooms and noise (Ko et al. 2017; Snyder et al.
+2015, MUSAN), and a lossy codec. They are applied by the processes that read the audio; distortions that are drawn
+rather than recorded are added on the device (`asr.audio.distort`)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ logger = logging.getLogger(__name__)
 
 
 class Conditions:
-    """Each meets with a share of the utterances, by itself, in the order of nature: a room, noise, a codec."""
+    """Applies a room, noise and a codec, in this natural order, each to an independent share of the utterances."""
 
     def __init__(self, config: SoundConfig):
-        """Raises ValueError for rooms or noises that are none, and where there is no MP3."""
+        """Raises ValueError for rooms or noises that are not audio, and if a codec is asked for but MP3 is missing."""
         self.config = config
         self.rirs = _recordings("data.rirs", config.rirs)
         self.noises = _recordings("data.noises", config.noises)
-        self.unreadable: set[str] = set()  # of which it was said
+        self.unreadable: set[str] = set()  # ids of recordings that were reported
         if config.codec:
             require_mp3()
 
     def __call__(self, samples: np.ndarray, draw: random.Random) -> np.ndarray:
-        """`samples (N,)` at 16 kHz -> `(N,)`. A recording that cannot be read is reported, and left out."""
+        """`samples (N,)` at 16 kHz -> `(N,)`. A recording that cannot be read is reported and left out."""
         config = self.config
         if self.rirs and draw.random() < config.rir_prob:
             samples = _in_room(samples, self._read(draw.choice(self.rirs)))
@@ -46,7 +46,7 @@ class Conditions:
         return samples
 
     def _read(self, cut: MonoCut) -> np.ndarray:
-        """Its samples `(M,)`; none where it cannot be read."""
+        """The samples of a recording, `(M,)`; empty if it cannot be read."""
         try:
             return read_cut(cut)
         except AudioError as error:
@@ -65,14 +65,15 @@ def _recordings(option: str, corpora: list[str]) -> list[MonoCut]:
 
 
 def _excerpt(cut: MonoCut, seconds: float, draw: random.Random) -> MonoCut:
-    """So much of a longer recording, from anywhere."""
+    """A stretch of `seconds` from anywhere in a recording that is longer."""
     if cut.duration <= seconds:
         return cut
     return cut.truncate(offset=draw.uniform(0, cut.duration - seconds), duration=seconds)
 
 
 def _in_room(samples: np.ndarray, response: np.ndarray) -> np.ndarray:
-    """The direct sound, which is the loudest of a response `(M,)`, is not late; what is silent is none."""
+    """Reverberates with a `response (M,)` from its loudest sample, the direct sound, so as to add no delay; a silent
+    response is ignored."""
     if np.abs(response).max(initial=0.0) < LEVEL_FLOOR:
         return samples
     x, response = torch.from_numpy(samples)[None], torch.from_numpy(response[np.abs(response).argmax() :])[None]
@@ -80,7 +81,7 @@ def _in_room(samples: np.ndarray, response: np.ndarray) -> np.ndarray:
 
 
 def _over_noise(samples: np.ndarray, noise: np.ndarray, snr: float) -> np.ndarray:
-    """`noise (M,)`, again and again where it is shorter, `snr` decibels below the speech."""
+    """Adds `noise (M,)`, repeated if it is shorter, `snr` decibels below the speech."""
     if not len(noise):
         return samples
     x, y = (torch.from_numpy(part)[None] for part in (samples, np.resize(noise, len(samples))))

@@ -1,4 +1,4 @@
-"""From corpora to batches: what can be trained on, sampled by duration, on its way to the device."""
+"""From corpora to batches: the utterances that can be trained on, sampled by duration, on their way to the device."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ logger = logging.getLogger(__name__)
 
 
 class SoundData(ResumableData):
-    """The corpora of a training, checked and batched; nobody asks for their transcripts."""
+    """The corpora of a training, checked and batched, without their transcripts."""
 
     tokenizer: Tokenizer | None = None
-    most_labels: int | None = None  # for which the decoder has positions; None: any number
-    most_text_tokens: int | None = None  # of a text, for which the encoder has positions; None: any number
+    most_labels: int | None = None  # that the decoder has positions for; None: any number
+    most_text_tokens: int | None = None  # of a text, that the encoder has positions for; None: any number
 
     def __init__(self, config: SoundConfig, seed: int, devices: int = 1):
-        """`devices` over all machines share an update."""
+        """`devices`: how many, over all machines, share an update."""
         super().__init__()
         self.config = config
-        self.batches_of_update, self.batch_seconds = config.shared_by(devices)  # of each device
+        self.batches_of_update, self.batch_seconds = config.shared_by(devices)  # on each device
         self.seed = seed
         self.train_cuts = self._open(config.train)
         self.dev_cuts = self._open(config.dev)
@@ -54,8 +54,8 @@ class SoundData(ResumableData):
         return open_corpus(corpora, transcribed=False)
 
     def fit_to(self, front_end: FrontEnd, encoder: Encoder) -> None:
-        """Leaves out, by name, what is outside the limits, or too short for one encoder frame or too long for the
-        encoder's positions."""
+        """Leaves out and reports by name the cuts that are outside the limits, too short for one encoder frame or too
+        long for the encoder's positions."""
         if front_end.config.takes == "text":
             raise ValueError("features.kind=text: without transcripts an encoder can only learn from sound or matrices")
         self.window = front_end.config.pad_seconds
@@ -70,14 +70,14 @@ class SoundData(ResumableData):
         self._keep(reasons(self.train_cuts, self.speeds), reasons(self.dev_cuts, [1.0]))
 
     def _outside(self, cut: MonoCut) -> str | None:
-        """Why a cut is not within the limits; None: it is."""
+        """Why a cut is outside the limits; None: it is not."""
         if self.config.min_seconds <= cut.duration <= self.config.max_seconds:
             return None
         return f"{cut.duration:.1f} s is outside data.min_seconds to data.max_seconds"
 
     def _take(self, features: FeatureConfig) -> None:
-        """What the speech is played at and recorded under, for such features. Raises ValueError where something is not
-        what they are made from, or where `Conditions` does."""
+        """Sets the speeds and recording conditions for these features. Raises ValueError for cuts and options that do
+        not fit the features, or if `Conditions` does."""
         for option in ("rirs", "noises", "codec"):
             if getattr(self.config, option) and features.takes != "sound":
                 raise ValueError(f"data.{option} is for sound, but this model takes {features.takes}")
@@ -93,13 +93,13 @@ class SoundData(ResumableData):
                 raise ValueError(f"{cut.id}: its matrix is {cut.custom['width']} wide, and features.dim={features.dim}")
 
     def _keep(self, unfit: Callable[[MonoCut], str | None], unfit_for_dev: Callable[[MonoCut], str | None]) -> None:
-        """Leaves out, by name, what a reason is given for, and buckets what remains of the training set."""
+        """Leaves out and reports by name the cuts that a reason is given for; buckets the remaining training set."""
         self.train_cuts = _fit(self.train_cuts, "training set", unfit)
         self.dev_cuts = _fit(self.dev_cuts, "dev set", unfit_for_dev)
         self.buckets = make_buckets(self._heard(self.train_cuts), self.batch_seconds)
 
     def _heard(self, cuts: CutSet) -> list[float]:
-        """The seconds of each cut that the encoder hears: some front ends pad to a window."""
+        """The seconds of each cut as the encoder hears it: some front ends pad to a window."""
         return [max(cut.duration, self.window) for cut in cuts]
 
     @property
@@ -121,7 +121,7 @@ class SoundData(ResumableData):
         return [len(self.train_cuts), *chain.from_iterable(self.buckets)]
 
     def batches_per_epoch(self) -> int:
-        """How many batches an epoch has, over all processes."""
+        """The number of batches in an epoch, over all processes."""
         edges, utterances = map(np.array, zip(*self.buckets, strict=True))
         durations = [cut.duration for cut in self.train_cuts]
         sizes = np.bincount(np.searchsorted(edges, durations), minlength=len(edges))
@@ -161,34 +161,34 @@ class SoundData(ResumableData):
             batch_size=None,
             num_workers=workers,
             worker_init_fn=_begin_reading,
-            # a worker forked anew each epoch would share the trainer's pages, each of which is then copied when written
+            # workers forked again each epoch would share the trainer's pages, each of which is then copied when written
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
 
 
 class SpeechData(SoundData):
-    """The corpora of a training with their transcripts, normalised."""
+    """The corpora of a training, with normalised transcripts."""
 
     config: DataConfig
 
     def __init__(self, config: DataConfig, seed: int, devices: int = 1, inherited: str | None = None):
-        """`inherited`: the normaliser of the model whose tokenizer is kept, for which `auto` stands then."""
-        self.unasked = ""  # why the normaliser is what it is
+        """`inherited`: the normaliser of the model whose tokenizer is kept, if any; then `auto` stands for it."""
+        self.unasked = ""  # where an `auto` normaliser comes from
         if config.normalizer == "auto":
             self.unasked = "that of the model whose tokenizer is kept" if inherited else "the default"
-            config.normalizer = inherited or config.normalizer_name  # as it is kept with the training
+            config.normalizer = inherited or config.normalizer_name  # the config is saved with the training
         super().__init__(config, seed, devices)
 
     def _open(self, corpora: list[str]) -> CutSet:
         return _normalized(open_corpus(corpora), self.config.normalizer, self.unasked)
 
     def dev_set(self) -> list[float]:
-        said = "\n".join(cut.supervisions[0].text for cut in self.dev_cuts)  # by the normaliser of this training
+        said = "\n".join(cut.supervisions[0].text for cut in self.dev_cuts)  # as this training normalises it
         return [*super().dev_set(), crc32(said.encode(errors="backslashreplace"))]
 
     def texts(self) -> list[str]:
-        """The normalised transcripts of the training set, and the texts that stand in the place of sound."""
+        """The normalised transcripts of the training set, and the texts that it has in the place of audio."""
         sources = (cut.custom["source"] for cut in self.train_cuts if input_kind(cut) == "text")
         return [*self.transcripts(), *sources]
 
@@ -197,10 +197,10 @@ class SpeechData(SoundData):
         return [cut.supervisions[0].text for cut in self.train_cuts]
 
     def fit_to(self, model: SpeechModel) -> None:
-        """Takes the model's tokenizer, and leaves out, by name, what the model cannot be trained on: what is outside
-        the limits, what encoder or decoder have no positions for, and what is too short for its labels at the highest
-        speed: with CTC the memory must be as long as they are with one blank for each repetition, else as
-        `tokens_per_frame` asks for."""
+        """Adopts the model's tokenizer, and leaves out and reports by name the cuts that the model cannot train on:
+        those outside the limits, those that encoder or decoder have no positions for, and those too short for their
+        labels at the highest speed. With CTC the memory must be as long as the labels with one blank for each
+        repetition, else as long as `tokens_per_frame` requires."""
         self.tokenizer = model.tokenizer
         self.window = model.front_end.config.pad_seconds
         self.most_labels = model.transformer.config.longest_transcript
@@ -234,13 +234,13 @@ class SpeechData(SoundData):
             )
 
     def _unplaced_labels(self, labels: list[int]) -> str | None:
-        """Why the decoder has too few positions for labels; None: it has enough."""
+        """Why the decoder has too few positions for the labels; None: it has enough."""
         if self.most_labels is None or len(labels) <= self.most_labels:
             return None
         return f"{len(labels)} labels are more than the {self.most_labels} that the decoder has positions for"
 
     def _too_short(self, frames: int, labels: list[int], model: SpeechModel) -> str | None:
-        """Why so many encoder frames are too few for labels; None: they are enough."""
+        """Why the encoder frames are too few for the labels; None: they are enough."""
         needed = len(labels) + sum(a == b for a, b in pairwise(labels))
         if not model.transformer.ctc:
             needed = math.ceil(len(labels) / model.transformer.config.tokens_per_frame)
@@ -252,24 +252,24 @@ class SpeechData(SoundData):
 
 
 def _begin_reading(_: int) -> None:
-    """Of a worker: where all processes of a job are told to end, the one that trains saves first, and ends its own."""
+    """Makes a worker ignore signals that end all processes of a job: the one that trains saves first, then ends it."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    if not torch.cuda.is_available() and hasattr(os, "SCHED_IDLE"):  # Linux'
-        # it takes only the time of a core that nobody else wants, and gives it back at once: each operation of the
-        # threads that train lasts as long as the one that was kept waiting
-        with contextlib.suppress(OSError):  # of a sandbox that has no classes
+    if not torch.cuda.is_available() and hasattr(os, "SCHED_IDLE"):  # Linux only
+        # it uses only core time that no other thread needs, and gives it back at once: each operation of the training
+        # threads lasts as long as the one that was kept waiting
+        with contextlib.suppress(OSError):  # in a sandbox without scheduling classes
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _cores() -> int:
-    """Those of this machine that the process may use."""
+    """The number of this machine's cores that the process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _each_once(sampler: CutSampler, cuts: CutSet) -> CutSampler:
-    """The sampler without the utterances that Lhotse duplicates, under new names, where fewer are left than there are
-    processes; a process that has none then gets an empty batch."""
+    """The sampler without the utterances that Lhotse duplicates, under new names, if fewer are left than there are
+    processes; a process without an utterance then gets an empty batch."""
     names = {cut.id for cut in cuts}
     return sampler.map(lambda batch: batch.filter(lambda cut: cut.id in names))
 
@@ -277,7 +277,7 @@ def _each_once(sampler: CutSampler, cuts: CutSet) -> CutSampler:
 def memory_lengths(
     cuts: CutSet, speed: float, front_end: FrontEnd, encoder: Encoder, tokenizer: Tokenizer | None = None
 ) -> dict[str, int]:
-    """Encoder frames of each cut, by its name; sound is played at `speed`."""
+    """The number of encoder frames of each cut, by its name, with audio played at `speed`."""
     steps = {
         "sound": lambda cut: int(cut.duration / speed * SAMPLE_RATE),
         "matrix": lambda cut: round(cut.duration * STEPS_PER_SECOND),
@@ -290,7 +290,7 @@ def memory_lengths(
 def _unplaced(
     cuts: CutSet, speed: float, front_end: FrontEnd, encoder: Encoder, tokenizer: Tokenizer | None = None
 ) -> dict[str, str]:
-    """Of the cuts for which the encoder has no positions, by their names, why."""
+    """Why cuts are too long for the encoder's positions, by the names of these cuts."""
     if encoder.positions.kind != "learned":
         return {}
     most = encoder.config.max_positions
@@ -302,7 +302,7 @@ def _unplaced(
 
 
 def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> CutSet:
-    """`kept`; raises ValueError where none is."""
+    """The cuts that are `kept`; raises ValueError if there are none."""
     fit = kept(cuts, what, unfit)
     if not fit:
         raise ValueError(f"{what}: no utterance is left")
@@ -310,8 +310,8 @@ def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> Cut
 
 
 def _normalized(cuts: CutSet, normalizer: str, unasked: str = "") -> CutSet:
-    """The cuts with normalised transcripts. A warning where a normaliser that nobody has asked for (`unasked` says why
-    it is that) takes transcripts' letters for others, or digits for words."""
+    """The cuts with normalised transcripts. Warns if a normaliser that was not asked for (`unasked` says where it comes
+    from) drops letters or digits of transcripts, or writes them otherwise."""
     normalize, changed = get_normalizer(normalizer), []
     for cut in cuts:
         said = cut.supervisions[0].text or ""

@@ -1,4 +1,4 @@
-"""The training of a language model from beginning to end: text, fit, export."""
+"""The training of a language model from start to finish: text, fit, export."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class LanguageModelTraining(Training):
-    """Trains a `LanguageModel` to predict each token of a line, and its end, from the ones before."""
+    """Trains a `LanguageModel` to predict each token of a line, and its end, from the tokens before."""
 
     stack = "model"
 
@@ -50,14 +50,14 @@ class LanguageModelTraining(Training):
             self.add_dev(tokens, self._loss(*batch, 0.0) / tokens)
 
     def _loss(self, Y: Tensor, Y_lens: Tensor, smoothing: float) -> Tensor:
-        """Sum over the tokens and ends, in nats."""
+        """The loss summed over the tokens and ends of lines, in nats."""
         log_probs = self.model.teacher_forced(Y)
         labels = targets(Y, Y_lens, self.model.config.eos)
         return smoothed_cross_entropy(log_probs, labels, smoothing)
 
 
 class PerplexityLine(EpochTimer):
-    """One line an epoch: perplexity, tokens per second, time left."""
+    """One line per epoch: perplexity, tokens per second, time left."""
 
     def __init__(self, tokens: int):
         self.tokens = tokens
@@ -71,10 +71,10 @@ class PerplexityLine(EpochTimer):
 
 
 def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
-    """Trains and exports the model of the best epoch: its folder, and its perplexity a token on dev.
+    """Trains, and exports the model of the best epoch. Returns its folder and its perplexity per token on dev.
 
-    Raises ValueError for data or options that cannot be used, FileExistsError where `config.out` holds a training that
-    is not to be resumed."""
+    Raises ValueError for data or options that cannot be used, FileExistsError if `config.out` holds a training that is
+    not to be resumed."""
     out = Path(config.out)
     last = begin(config)
     recognizer = SpeechModel.load(config.tokenizer)
@@ -83,7 +83,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     elif load_tokenizer(config.out) != recognizer.tokenizer:
         raise ValueError(f"resume=true: {config.tokenizer} has another tokenizer than when this training started")
     written = recognizer.transformer.config
-    # as the search feeds it and reads it; without a CTC head any token may be the end
+    # as the search feeds and reads it; without a CTC head any token may be the end
     special = {"prompt": written.prompt[-1:], "eos": written.eos, "ctc": written.ctc}
     shape = replace(config.model, vocab_size=len(recognizer.tokenizer), **special)
     if config.init_from:

@@ -1,7 +1,7 @@
-"""The joint loss: CTC beside attention (Kim et al. 2017), with label smoothing (Szegedy et al. 2016) and CTC from
-encoder layers in between (Lee & Watanabe 2021): without them a deep encoder stays long on CTC's plateau of blanks.
-And consistency of CTC between two augmented views of an utterance (Yao et al. 2024, CR-CTC). The word errors of
-`asr.training.minimum_wer` are added to it where they are asked for."""
+"""The joint loss: CTC and attention (Kim et al. 2017), with label smoothing (Szegedy et al. 2016) and CTC from
+intermediate encoder layers (Lee & Watanabe 2021), without which a deep encoder stays long on CTC's plateau of blanks;
+and consistency of CTC between two augmented views of an utterance (Yao et al. 2024, CR-CTC). The expected word errors
+of `asr.training.minimum_wer` can be added to it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Losses(NamedTuple):
 
     total: Tensor
     attention: Tensor
-    ctc: Tensor | None = None  # None: what the model or the training is without
+    ctc: Tensor | None = None  # None, here and below: the model or the training has no such loss
     consistency: Tensor | None = None
     word_errors: Tensor | None = None  # expected
 
 
 def smoothed_cross_entropy(log_probs: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Sum over the labels `(B, T')` that are not `IGNORED` of the cross-entropy of `log_probs (B, T', V)` with
-    (1 - smoothing) on the label and smoothing / V on every token."""
+    """The cross-entropy of `log_probs (B, T', V)` with (1 - smoothing) on the label and smoothing / V on every token,
+    summed over the labels `(B, T')` that are not `IGNORED`."""
     kept = labels != IGNORED
     likelihood = log_probs.gather(2, labels.clamp(min=0)[:, :, None])[:, :, 0]
     loss = -(1 - smoothing) * likelihood - smoothing * log_probs.mean(dim=2)
@@ -37,7 +37,7 @@ def smoothed_cross_entropy(log_probs: Tensor, labels: Tensor, smoothing: float) 
 
 
 def lens_for_ctc(transformer: Transformer, X_lens: Tensor, Y_lens: Tensor) -> Callable[[], Tensor]:
-    """The lengths of memory and labels `(2, B)` on the CPU, where torch's CTC wants them. Called before the forward
+    """The lengths of memory and labels `(2, B)` on the CPU, where torch's CTC needs them. Called before the forward
     pass, it queues the copy on a GPU; taking the lengths later does not wait for that pass to end."""
     lens = torch.stack([transformer.encoder.subsampling.output_lens(X_lens), Y_lens])
     if not lens.is_cuda:
@@ -61,16 +61,16 @@ def joint_loss(
     take_lens: Callable[[], Tensor] | None = None,
 ) -> Losses:
     """ctc_weight · CTC + (1 - ctc_weight) · cross-entropy, each summed over the batch and divided by its target
-    tokens; the latter alone for a model without a CTC head.
+    tokens; only the cross-entropy for a model without a CTC head.
 
-    `take_lens` is of `lens_for_ctc`; None: the forward pass is waited for. Where there are
-    intermediate predictions, their mean loss is `intermediate_weight` of CTC's part. With `consistency` the second half
-    of the batch is the first, seen otherwise."""
+    `take_lens` comes from `lens_for_ctc`; None: the forward pass is waited for. If there are intermediate predictions,
+    their mean loss has a share of `intermediate_weight` in the CTC loss. With `consistency` the second half of the
+    batch is another view of the first."""
     tokens = output.lens.sum()
     attention = smoothed_cross_entropy(output.log_probs, targets(Y, Y_lens, eos), config.label_smoothing) / tokens
     if output.ctc_log_probs is None:
         return Losses(attention, attention.detach())
-    # all layers in one call: each row of a batch is a block of its own on a GPU
+    # all layers in one call: on a GPU each row of a batch is a block of its own
     n = len(output.every_ctc)
     lens = (take_lens() if take_lens else torch.stack([output.memory_lens, Y_lens]).cpu()).repeat(1, n)
     of_rows = ctc_losses(output.every_ctc.flatten(0, 1), Y.repeat(n, 1), *lens)
@@ -89,8 +89,8 @@ def joint_loss(
 
 
 def consistency_loss(log_probs: Tensor, lens: Tensor) -> Tensor:
-    """Sum over the real frames of the Kullback-Leibler divergences of each half of `log_probs (2 B, M, V)` from what
-    the other half says, which is taken as given; `lens (2 B,)`."""
+    """The Kullback-Leibler divergence of each half of `log_probs (2 B, M, V)` from the other half, a target without
+    gradient, summed over the real frames; `lens (2 B,)`."""
     both = log_probs.unflatten(0, (2, -1))
     wanted = both.flip(0).detach()
     each = (wanted.exp() * (wanted - both)).sum(dim=-1).flatten(0, 1)
@@ -99,11 +99,11 @@ def consistency_loss(log_probs: Tensor, lens: Tensor) -> Tensor:
 
 
 def ctc_losses(log_probs: Tensor, Y: Tensor, lens: Tensor, Y_lens: Tensor) -> Tensor:
-    """-log P(Y) by CTC of each utterance, `(B,)`; `log_probs (B, M, V)`, Y `(B, U)`, lens and Y_lens `(B,)` of them,
-    best on the CPU.
+    """-log P(Y) of each utterance by CTC, `(B,)`; `log_probs (B, M, V)`, Y `(B, U)`, and their lengths lens and Y_lens
+    `(B,)`, preferably on the CPU.
 
-    What cannot be aligned has no loss."""
-    # what `torch.nn.functional.ctc_loss` calls, which first waits for a GPU to copy the labels from there (torch 2.11)
+    The loss of an utterance that cannot be aligned is zero."""
+    # called by `torch.nn.functional.ctc_loss`, which first waits for a GPU to copy the labels from there (torch 2.11)
     lens, Y_lens = lens.tolist(), Y_lens.tolist()
     losses, _ = torch._ctc_loss(log_probs.transpose(0, 1), Y, lens, Y_lens, BLANK, zero_infinity=True)
     return losses.masked_fill(losses.isinf(), 0.0)

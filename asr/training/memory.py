@@ -1,6 +1,6 @@
-"""What a training does about memory.
+"""Memory management in training.
 
-On a GPU the largest batches come first: what does not fit is known before the first update, not in the third epoch, and
+On a GPU the largest batches come first: what does not fit shows before the first update, not in the third epoch, and
 the allocator reserves once what every later batch is cut from. On a CPU freed blocks are kept for the next step.
 """
 
@@ -23,20 +23,20 @@ TRIM_EVERY = 200  # batches
 
 
 class Size(NamedTuple):
-    """Of a batch: utterances, seconds of each as it is played (hundredths of one are a matrix's frames or a text's
-    tokens), labels of each."""
+    """The size of a batch: its utterances, the seconds of each as it is played (a matrix's frame or a text's token is a
+    hundredth), the labels of each."""
 
     utterances: int
     seconds: float
     labels: int
 
 
-NOTHING = Size(utterances=1, seconds=1.0, labels=1)  # for a process whose batch could not be read, while others train
+NOTHING = Size(utterances=1, seconds=1.0, labels=1)  # for a process whose batch could not be read while others train
 
 
 def largest_sizes(data: SoundData) -> list[Size]:
-    """The batches of each bucket, from long to short, at the slowest speed and with as many labels as one has; texts,
-    whose buckets go by characters, have as many tokens as one has."""
+    """The batch size of each bucket, from long to short, at the slowest speed and with the most labels that occur up to
+    its length; texts, whose buckets go by characters, have the most tokens that occur."""
     encode = data.tokenizer.encode if data.tokenizer else lambda text: []
     durations = np.array([cut.duration for cut in data.train_cuts])
     labels = np.array([len(encode(cut.supervisions[0].text)) for cut in data.train_cuts])
@@ -51,8 +51,8 @@ def largest_sizes(data: SoundData) -> list[Size]:
 
 
 def dummy_batch(module: L.LightningModule, size: Size, vocabulary: int = 0) -> Batch:
-    """A batch of noise and of random labels `(B, U)`, for a module whose `model` has a front end; `vocabulary`: tokens,
-    0 where nothing is written."""
+    """A batch of noise and random labels `(B, U)`, for a module whose `model` has a front end; `vocabulary`: the number
+    of tokens, 0 if nothing is written."""
     front_end = module.model.front_end
     takes, device = front_end.config.takes, module.device
     steps = round(size.seconds * (SAMPLE_RATE if takes == "sound" else STEPS_PER_SECOND))
@@ -68,17 +68,17 @@ def dummy_batch(module: L.LightningModule, size: Size, vocabulary: int = 0) -> B
 
 
 def try_batch(module: L.LightningModule, size: Size, vocabulary: int) -> None:
-    """Loss and gradients of a batch of noise; nothing of it is kept. The module has a `total_loss` of batches. Raises
-    ValueError where memory is too small."""
+    """Computes loss and gradients of a batch of noise and discards them. The module needs a `total_loss(batch)`. Raises
+    ValueError if memory is too small."""
     try:
         with module.trainer.precision_plugin.train_step_context():
             total = module.total_loss(dummy_batch(module, size, vocabulary))
-        if module.sharded:  # the gradients of shares come by hooks alone
+        if module.sharded:  # the gradients of shares come only through hooks
             total.backward()
             module.zero_grad()
         else:
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            torch.autograd.grad(total, trained, allow_unused=True)  # past the hooks by which processes exchange them
+            torch.autograd.grad(total, trained, allow_unused=True)  # without the hooks by which processes exchange them
     except torch.OutOfMemoryError:
         raise ValueError(
             f"a batch of {size.utterances} utterances of {size.seconds:.1f} s does not fit into the memory of"
@@ -87,8 +87,8 @@ def try_batch(module: L.LightningModule, size: Size, vocabulary: int) -> None:
 
 
 class LargestFirst(L.Callback):
-    """Tries the largest batches before the first update, on devices that have a memory of their own, with room kept for
-    the optimiser's two moments, which the first update makes."""
+    """Tries the largest batches before the first update, on devices with their own memory, leaving room for the
+    optimiser's two moments, which the first update allocates."""
 
     def __init__(self, data: SoundData):
         self.data = data
@@ -104,8 +104,8 @@ class LargestFirst(L.Callback):
 
 
 class FreedMemory(L.Callback):
-    """On a CPU freed blocks are kept. Now and then all that is free goes back nevertheless: batches of many sizes leave
-    holes between them, and the process would grow for hours."""
+    """Keeps freed blocks on a CPU. Now and then all free memory is returned nevertheless: batches of many sizes leave
+    holes, and the process would grow for hours."""
 
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if module.device.type == "cpu":

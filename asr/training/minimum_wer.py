@@ -1,7 +1,7 @@
-"""Minimum word error rate training (Prabhavalkar et al. 2018): what is expected to be wrong is a loss.
+"""Minimum word error rate training (Prabhavalkar et al. 2018): the expected number of word errors is a loss.
 
-The model's best hypotheses of each utterance, as it would transcribe it now, share all probability among them; the
-expected number of word errors falls as it moves from the worse of them to the better.
+The model's current best hypotheses of each utterance share all probability among them; the expected number of word
+errors falls as probability moves from the worse hypotheses to the better.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from asr.training.loss import ctc_losses
 
 
 def expected_word_errors(model: SpeechModel, output: Output, Y: Tensor, Y_lens: Tensor, nbest: int) -> Tensor:
-    """Sum over the utterances of a batch of the word errors expected of their `nbest` best hypotheses, a scalar; of
+    """The expected word errors of the `nbest` best hypotheses, summed over the utterances of a batch, a scalar; from
     the model's `output` for the labels Y `(B, U)`, Y_lens `(B,)`.
 
-    Found and weighed as decoding does by default: attention, and CTC where the model has it."""
+    Hypotheses are found and weighted as in decoding by default: by attention, and by CTC if the model has it."""
     transformer, tokenizer = model.transformer, model.tokenizer
     ctc_weight = DecodeOptions.ctc_weight if transformer.ctc else 0.0
     options = DecodeOptions(beam_size=nbest, nbest=nbest, ctc_weight=ctc_weight)
     training = transformer.training
-    transformer.eval()  # what is found does not hang on dropout, what it is worth does
+    transformer.eval()  # hypotheses are found without dropout, but scored with it
     found = search(transformer, output.memory.detach(), output.memory_lens, options)
     transformer.train(training)
     said = [tokenizer.decode(y[:count]) for y, count in zip(Y.tolist(), Y_lens.tolist(), strict=True)]
@@ -44,13 +44,13 @@ def expected_word_errors(model: SpeechModel, output: Output, Y: Tensor, Y_lens: 
 def joint_log_probs(
     model: Transformer, output: Output, rows: Tensor, Y: Tensor, Y_lens: Tensor, ctc_weight: float
 ) -> Tensor:
-    """The log-probability of each of Y `(n, U)`, Y_lens `(n,)`, written for the utterances `rows (n,)` of `output`, by
-    attention and CTC together: the score `(n,)` by which the search chooses."""
+    """The joint log-probability, by attention and CTC, of the hypotheses Y `(n, U)`, Y_lens `(n,)` for the utterances
+    `rows (n,)` of `output`: the score `(n,)` by which the search chooses."""
     room = -Y.shape[1] % LABELS  # for few different shapes
     if model.config.longest_transcript is not None:
         room = min(room, model.config.longest_transcript - Y.shape[1])
     Y = torch.nn.functional.pad(Y, (0, room))
-    # index_select, whose gradient is added row by row
+    # by index_select, whose gradient is added row by row
     memory, lens = output.memory.index_select(0, rows), output.memory_lens[rows]
     log_probs = (1 - ctc_weight) * label_log_probs(model, memory, lens, Y, Y_lens).sum(dim=1)
     if not ctc_weight:

@@ -1,4 +1,4 @@
-"""The LightningModule: what a training step and a validation are."""
+"""The LightningModule: training step and validation of a recogniser."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class SpeechTraining(Training):
         return self.losses(batch).total
 
     def losses(self, batch: Batch) -> Losses:
-        """The losses of a batch with all that training adds: speed, distortion, SpecAugment, dropout, CTC from layers
-        between, a second view, expected word errors."""
+        """The losses of a batch with everything that training adds: speed, distortion, SpecAugment, dropout, CTC from
+        intermediate layers, a second view, expected word errors."""
         inputs, lens = batch.inputs, batch.lens
         takes = self.model.front_end.config.takes
         if takes == "sound":

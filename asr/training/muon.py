@@ -1,7 +1,7 @@
-"""Muon (Jordan et al. 2024): the update of a weight matrix is its momentum with all singular values made alike.
+"""Muon (Jordan et al. 2024): the update of a weight matrix is its momentum with all singular values made equal.
 
-What gradients have little of is learnt as quickly as what they have much of: it takes fewer updates than AdamW, each a
-little dearer.
+Directions that are weak in the gradients are learnt as fast as strong ones: it needs fewer updates than AdamW, each of
+which costs a little more.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.optim.sgd import sgd
 from asr.model.autocast import best_precision
 
 MOMENTUM = 0.95
-# (a, b, c) of a x + b x³ + c x⁵, one a step: each brings the singular values that the step before left (at first 0.003
-# to 1, and 2 % beyond, for what bfloat16 rounds) as near to 1 as such a polynomial can; they end between 0.77 and 1.23
+# (a, b, c) of a x + b x³ + c x⁵, one per step: each brings the singular values that the previous step left (at first
+# 0.003 to 1, plus 2 % for bfloat16's rounding) as near to 1 as such a polynomial can; they end between 0.77 and 1.23
 # (Amsel et al. 2025, "The Polar Express")
 QUINTICS = (
     (8.2218, -23.3469, 16.6338),
@@ -31,8 +31,8 @@ QUINTICS = (
 
 
 def orthogonalized(M: Tensor) -> Tensor:
-    """Nearly U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, by Newton and Schulz's iteration: bfloat16, or float32
-    where the hardware has it not (a CPU without it takes 25 times as long to emulate it)."""
+    """Approximately U Vᵀ for each matrix U S Vᵀ of `M (n, a, b)`, by Newton-Schulz iteration in bfloat16, or in float32
+    on hardware without bfloat16 (emulating it takes a CPU 25 times as long)."""
     X = M.bfloat16() if best_precision(M.device) == "bfloat16" else M.float()
     X = X / torch.linalg.matrix_norm(X, keepdim=True).clamp(min=1e-7)
     for a, b, c in QUINTICS:
@@ -46,7 +46,7 @@ def orthogonalized(M: Tensor) -> Tensor:
 
 
 def orthogonalized_in_shares(M: Tensor) -> Tensor:
-    """`orthogonalized(M)`, where several processes hold the same `M (n, a, b)`: each does its share of the matrices."""
+    """`orthogonalized(M)` if several processes hold the same `M (n, a, b)`: each computes its share of the matrices."""
     if not dist.is_initialized():
         return orthogonalized(M)
     share = -(-len(M) // dist.get_world_size())
@@ -59,13 +59,13 @@ def orthogonalized_in_shares(M: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.AdamW):
-    """Muon for `matrices`, AdamW for the parameters of `groups`, as both are used together.
+    """Muon for `matrices`, AdamW for the parameters of `groups`: the usual combination.
 
     A matrix `(a, b)` moves by 0.2 √max(a, b) times the orthogonalised momentum, which is about as far as AdamW would
     move it (Liu et al. 2025, "Muon is scalable for LLM training"): `lr` and `weight_decay` mean the same for both."""
 
     def __init__(self, matrices: Iterable[nn.Parameter], groups: list[dict[str, Any]], weight_decay: float, **settings):
-        """`weight_decay` of the matrices; `settings` are AdamW's."""
+        """`weight_decay` is for the matrices; `settings` are AdamW's."""
         matrices = sorted(matrices, key=lambda p: p.shape)
         rest = [{**group, "muon": False} for group in groups]
         super().__init__([{"params": matrices, "weight_decay": weight_decay, "muon": True}, *rest], **settings)
@@ -85,11 +85,11 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def _move(self, matrices: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Updates matrices of one shape, or none where `found_inf` says so. The momentum of all lies with the first."""
+        """Updates matrices of one shape unless `found_inf` is set. The momentum of all is in the first one's state."""
         found_inf = getattr(self, "found_inf", None)  # 1 or 0, on the device
         G = torch.stack([p.grad for p in matrices])
         state = self.state[matrices[0]]
-        if not state:  # named as AdamW's, which reads it with its own
+        if not state:  # named like AdamW's state, since AdamW loads it with its own
             state.update(step=torch.zeros((), device=G.device), exp_avg=torch.zeros_like(G))
         M = state["exp_avg"]
         state["step"] += 1 if found_inf is None else 1 - found_inf
@@ -98,7 +98,7 @@ class Muon(torch.optim.AdamW):
         M.lerp_(G, 1 - MOMENTUM)
         updates = orthogonalized_in_shares(G.lerp_(M, MOMENTUM))  # Nesterov's
         updates = updates.to(G.dtype) * (0.2 * max(G.shape[1:]) ** 0.5)
-        # lr · (update + weight_decay · p), in one pass over all
+        # p -= lr · (update + weight_decay · p), in one pass over all
         sgd(
             matrices,
             list(updates.unbind()),

@@ -1,4 +1,4 @@
-"""A pre-training from beginning to end: sound, masked prediction, export of the encoder."""
+"""Pre-training from start to finish: audio, masked prediction, export of the encoder."""
 
 from __future__ import annotations
 
@@ -67,10 +67,11 @@ class Pretraining(Training):
 
 
 def pretrain(config: PretrainConfig) -> tuple[Path, float]:
-    """Trains and exports the encoder of the best epoch: its folder, and its loss on dev, in nats a masked frame's code.
+    """Trains, and exports the encoder of the best epoch. Returns its folder and its dev loss, in nats per code of a
+    masked frame.
 
-    Raises ValueError for data or options that cannot be used, FileExistsError where `config.out` holds a training that
-    is not to be resumed."""
+    Raises ValueError for data or options that cannot be used, FileExistsError if `config.out` holds a training that is
+    not to be resumed."""
     out = Path(config.out)
     last = begin(config)
     data = SoundData(config.data, config.seed, device_count(config))

@@ -1,4 +1,4 @@
-"""The summary page of a training: what TensorBoard holds, drawn into one HTML file that needs nothing else."""
+"""The summary page of a training: what TensorBoard holds, drawn into a single self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ svg {{ max-width: 100%; height: auto }} pre {{ overflow-x: auto }}</style></head
 
 def write_report(out: Path, summary: str, settings: dict[str, Any]) -> None:
     """Writes `out`/report.html from `out`/tensorboard; `summary` is a sentence on how the training ended."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # heavy: at the end alone
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # heavy: only at the end
 
-    logging.getLogger("tensorboard").setLevel(logging.WARNING)  # it tells each file that it opens
+    logging.getLogger("tensorboard").setLevel(logging.WARNING)  # it logs each file that it opens
     board = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
     board.Reload()
     tags = board.Tags()
@@ -64,7 +64,7 @@ def write_report(out: Path, summary: str, settings: dict[str, Any]) -> None:
 
 
 def _plots(panels: list[tuple[str, dict[str, list]]]) -> str:
-    """The panels as one SVG, two in a row, over the updates."""
+    """One SVG of all panels, two in a row, plotted over the updates."""
     from matplotlib.figure import Figure
 
     rows = max(1, -(-len(panels) // 2))

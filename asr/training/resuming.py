@@ -1,7 +1,7 @@
-"""Never losing work: a training that is killed goes on in the middle of its epoch, with the batches that were still to
-come and the random numbers that they would have had.
+"""Never losing work: a training that is killed continues in the middle of its epoch, with the batches that were still
+to come and the random numbers that they would have had.
 
-Random numbers are a function of seed, epoch, process and batch; what a checkpoint has to hold of them is the place.
+Random numbers are a function of seed, epoch, process and batch, so that a checkpoint only has to hold the place.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from torch.utils.data import Sampler
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 50  # batches between two looks that make devices or processes wait for each other
+LOOK_EVERY = 50  # batches between two checks that make devices or processes wait for each other
 
 
 def step_seed(*place: int) -> int:
-    """The seed of what is at `place`: (seed, epoch, ...)."""
+    """The random seed for `place`: (seed, epoch, ...)."""
     return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What Lightning wrote; the tensors are read from the file when they are used. Raises ValueError for a file that is
-    not whole."""
+    """A checkpoint that Lightning wrote; tensors are read from the file when they are used. Raises ValueError for an
+    incomplete file."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, pickle.UnpicklingError):
@@ -50,12 +50,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 class Resumable(Sampler):
-    """The sampler's batches, each with a seed; those done before the training was resumed are skipped.
+    """The sampler's batches, each with a seed; batches done before the training was resumed are skipped.
 
-    The batches that several processes have at once have one seed: played at one speed they take equally long."""
+    Batches that several processes have at the same time share a seed: played at one speed, they take equally long."""
 
     def __init__(self, batches: Sampler, seed: int = 0, done: tuple[int, int] = (0, 0)):
-        """`done`: an epoch, and how many of its batches are left out."""
+        """`done`: an epoch, and how many of its batches are skipped."""
         self.batches = batches
         self.seed, self.done = seed, done
         self.epoch = 0
@@ -71,15 +71,15 @@ class Resumable(Sampler):
 
 
 class ResumableData(L.LightningDataModule):
-    """Data whose checkpoints hold the place in the epoch."""
+    """Data that keeps its place in the epoch in checkpoints."""
 
-    done = (-1, 0)  # an epoch, and how many of its batches
+    done = (-1, 0)  # an epoch, and how many of its batches are done
     saved_batching: list[float] | None = None  # what decided the batches when the checkpoint was saved
     has_another_dev_set = False  # than when the checkpoint was made
     seed: int
 
     def resumable(self, batches: Sampler) -> Resumable:
-        """The training's batches, from where the checkpoint left off."""
+        """The training batches from where the checkpoint left off."""
         loop = self.trainer.fit_loop
         epoch = loop.epoch_progress.current.processed
         if self.done[0] == epoch and self.saved_batching != self._batching():
@@ -93,11 +93,11 @@ class ResumableData(L.LightningDataModule):
         return resumable
 
     def batches_by(self) -> list[float]:
-        """What decides which batches an epoch has, beside its seed and the number of processes."""
+        """What determines the batches of an epoch, in addition to its seed and the number of processes."""
         raise NotImplementedError
 
     def dev_set(self) -> list[float]:
-        """What tells one dev set from another."""
+        """Numbers that tell one dev set from another."""
         raise NotImplementedError
 
     def _batching(self) -> list[float]:
@@ -115,15 +115,15 @@ class ResumableData(L.LightningDataModule):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.done, self.saved_batching = (state["epoch"], state["batches"]), state["by"]
-        self.has_another_dev_set = state["dev"] != self.dev_set()[: len(state["dev"])]  # earlier ones say less
+        self.has_another_dev_set = state["dev"] != self.dev_set()[: len(state["dev"])]  # earlier checkpoints hold fewer
 
 
 class WholeCheckpoints(TorchCheckpointIO):
-    """Checkpoints that are written beside their place and then put there: whenever a training is killed, what is there
-    is whole. Lightning writes them into the folder for temporary files, which may be small, and copies."""
+    """Writes checkpoints next to their place and then moves them there: whenever a training is killed, the file there
+    is complete. Lightning writes them into the folder for temporary files, which may be small, and copies them."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Raises OSError naming the file, and leaves nothing of it, where the disk is full."""
+        """Raises OSError naming the file, and leaves nothing of it, if the disk is full."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}")
@@ -137,30 +137,30 @@ class WholeCheckpoints(TorchCheckpointIO):
 
 
 class LastCheckpoint(Checkpoint):
-    """`last.ckpt`, the training as it stands: at the end of each epoch, within it every `minutes`, and where SIGTERM or
-    SIGINT (Ctrl-C) ends it: a validation is finished first; a second Ctrl-C does not wait."""
+    """Saves the state of the training as `last.ckpt`: at the end of each epoch, every `minutes` within it, and when
+    SIGTERM or SIGINT (Ctrl-C) ends it. A validation is finished first; a second Ctrl-C does not wait."""
 
     def __init__(self, folder: Path, minutes: float):
         self.path = folder / "last.ckpt"
         self.minutes = minutes
-        self.ending: int | None = None  # the signal by which this process was told to
+        self.ending: int | None = None  # the signal that told this process to end
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == TrainerFn.VALIDATING:  # after the fit: nothing is to be saved
+        if stage == TrainerFn.VALIDATING:  # after the fit: there is nothing to save
             trainer._signal_connector._sigterm_notifier_fn = partial(self._end_at_once, trainer)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.saved = time.monotonic()
         # Lightning's own handler broadcasts from wherever it interrupts: processes that are told at different moments
-        # wait for each other for good. And it looks at every batch whether one was told, for which a GPU is waited for
+        # wait for each other forever. And it checks at every batch whether one was told, which waits for the GPU
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self._end)  # until the fit is over, when Lightning puts back what was there
+                signal.signal(number, self._end)  # until Lightning restores the former ones after the fit
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
     def _end_at_once(self, trainer: L.Trainer, number: int, _: object) -> NoReturn:
         if trainer.strategy.launcher:
-            trainer.strategy.launcher.kill(number)  # the processes that this one has started
+            trainer.strategy.launcher.kill(number)  # the processes that this one started
         raise SIGTERMException
 
     def _end(self, number: int, _: object) -> None:
@@ -172,7 +172,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         if not batch_idx or batch_idx % trainer.accumulate_grad_batches:
-            return  # nothing is new, or gradients have been summed up that a checkpoint does not hold
+            return  # nothing is new, or there are accumulated gradients, which a checkpoint does not hold
         if trainer.world_size > 1 and batch_idx % (LOOK_EVERY * trainer.accumulate_grad_batches):
             return
         ending = self._anyone(trainer, self.ending is not None)
@@ -190,7 +190,7 @@ class LastCheckpoint(Checkpoint):
         raise KeyboardInterrupt if self.ending == signal.SIGINT else SIGTERMException
 
     def _anyone(self, trainer: L.Trainer, own: bool) -> bool:
-        """Whether it is so in any of the processes; they wait for each other."""
+        """Whether `own` is true in any of the processes, which wait for each other."""
         return own if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(own, all=False)
 
     def _save(self, trainer: L.Trainer) -> None:

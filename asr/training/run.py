@@ -1,4 +1,4 @@
-"""A training from beginning to end: data, tokenizer, statistics, fit, averaging, export."""
+"""A training from start to finish: data, tokenizer, statistics, fit, averaging, export."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 def train(config: TrainConfig) -> tuple[Path, float]:
-    """Trains, averages the best checkpoints and exports the model: its folder, and its WER on dev in percent.
+    """Trains, averages the best checkpoints and exports the model. Returns its folder and its dev WER in percent.
 
-    Raises ValueError for data or options that cannot be used, FileExistsError where `config.out` holds a training that
-    is not to be resumed."""
+    Raises ValueError for data or options that cannot be used, FileExistsError if `config.out` holds a training that is
+    not to be resumed."""
     out = Path(config.out)
     last = begin(config)
     origin = load_origin(config) if config.init_from else None
@@ -92,9 +92,9 @@ def train(config: TrainConfig) -> tuple[Path, float]:
 def _take_average(
     model: SpeechModel, config: TrainConfig, data: SpeechData, trainer: L.Trainer, updates: int
 ) -> tuple[int, float]:
-    """Gives the model, which still is as it was before the training, the average of the best checkpoints: of how many,
-    and its WER on dev in percent."""
-    # the running mean would put itself in the place of what is to be validated
+    """Loads the average of the best checkpoints into the model, which is still as it was before the training. Returns
+    the number of checkpoints and its dev WER in percent."""
+    # the moving average would replace the weights that are to be validated
     trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, EMA)]
     began = deepcopy(model.state_dict())
 
@@ -107,7 +107,7 @@ def _take_average(
 
     best = best_checkpoints(Path(config.out))[: 1 if config.ema else config.average]
     wer = dev_wer(best)
-    # of epochs that had little in common; what is mixed with its origin is not what was scored
+    # the epochs had little in common; weights mixed with their origin are not those that were scored
     if len(best) > 1 and not config.origin_share and wer > 1.1 * figure_of(best[0]) + 0.5:
         logger.warning(
             "the average of %d checkpoints has a dev WER of %.2f %%: the best one alone is kept", len(best), wer
@@ -118,7 +118,8 @@ def _take_average(
 
 
 def _save(model: SpeechModel, config: TrainConfig, data: SpeechData, folder: Path) -> None:
-    """The model with the bigram of its transcripts; says what of decoding is not in the folder, or of other weights."""
+    """Saves the model, with the bigram of its transcripts if the vocabulary is small enough; reports a tuning in the
+    folder that is for other weights, and a language model that is not in it."""
     if len(model.tokenizer) <= MOST_TOKENS:
         tokens = map(model.tokenizer.encode, data.transcripts())
         model.transformer.bigram = Bigram.of(tokens, model.transformer.config)
@@ -137,8 +138,8 @@ def _save(model: SpeechModel, config: TrainConfig, data: SpeechData, folder: Pat
 
 
 def _take_shape(config: TrainConfig, model: SpeechModel) -> None:
-    """Into `config`, which is kept with the training, the shape and the features that the model has: those of
-    `init_from` count where it names one."""
+    """Writes the model's shape and features into `config`, which is saved with the training: if `init_from` names a
+    model, that model's count."""
     for name, theirs in (("features", model.front_end.config), ("model", model.transformer.config)):
         ours = getattr(config, name)
         asked = [field.name for field in fields(theirs) if field.name not in OF_THE_REST]
@@ -150,8 +151,8 @@ def _take_shape(config: TrainConfig, model: SpeechModel) -> None:
 
 
 def _check_config(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
-    """Raises ValueError for what the model cannot do, or where a part that decodes learns nothing, and did not before
-    (`begun`)."""
+    """Raises ValueError for options that the model does not support, that leave nothing to train, or that do not train
+    a part needed for decoding, unless it was trained before (`begun`)."""
     takes, weight = model.front_end.config.takes, config.loss.ctc_weight
     if config.distortion != DistortionConfig() and takes != "sound":
         raise ValueError(f"distortion is for sound, but this model takes {takes}")

@@ -1,4 +1,4 @@
-"""Text for a language model: lines through normaliser and tokenizer, in batches of similar length."""
+"""Text for a language model: normalised lines as token ids, in batches of similar length."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ POOL = 100  # batches whose lines are shuffled together, sorted by length and cu
 
 
 class TextData(ResumableData):
-    """The lines of a training as token ids; (Y `(B, U)`, Y_lens `(B,)`) in batches."""
+    """The lines of a training as token ids, in batches (Y `(B, U)`, Y_lens `(B,)`)."""
 
     def __init__(
         self, config: TextConfig, tokenizer: Tokenizer, normalize: Normalizer, seed: int, longest: int | None = None
     ):
-        """`longest`: tokens that the model has positions for. Raises ValueError for a text that cannot be read or holds
-        nothing."""
+        """`longest`: how many tokens the model has positions for. Raises ValueError for texts that cannot be read or
+        hold no usable line."""
         super().__init__()
         self.config = config
         self.seed = seed
@@ -60,11 +60,11 @@ class TextData(ResumableData):
 
     @cached_property
     def tokens(self) -> int:
-        """Of the training text, the end of each line included."""
+        """The number of tokens in the training text, the end of each line included."""
         return sum(len(line) + 1 for line in self.train_lines)
 
     def updates_per_epoch(self, world_size: int) -> int:
-        """How many updates the processes make together in an epoch."""
+        """The number of updates that the processes make together in an epoch."""
         return sum(1 for _ in self._train_batches(0, world_size))
 
     def train_dataloader(self) -> DataLoader:
@@ -86,14 +86,14 @@ class TextData(ResumableData):
         return DataLoader(Lines(self.dev_lines), sampler=Resumable(batches), batch_size=None)
 
     def _held_out(self, texts: list[str]) -> tuple[list[str], list[str]]:
-        """Some of the texts, and the others. Drawn by a hash of each: most stay held out when other texts are added."""
+        """Some of the texts, and the rest. They are chosen by their hashes: most stay held out when texts are added."""
         size = min(self.config.held_out, len(texts) // 2)
         order = sorted(range(len(texts)), key=lambda i: zlib.crc32(f"{self.seed} {texts[i]}".encode()))
         chosen = set(order[:size])
         return [texts[i] for i in order[:size]], [text for i, text in enumerate(texts) if i not in chosen]
 
     def _passages(self, texts: Iterable[str]) -> Iterator[str]:
-        """Each text, or several in a row as one, if they fit, with the chance that `TextConfig.joined` says."""
+        """The texts, each joined to the one before with probability `TextConfig.joined` if the result fits."""
         rng, passage = random.Random(self.seed), ""
         for text in texts:
             longer = f"{passage} {text}"
@@ -131,7 +131,7 @@ class TextData(ResumableData):
 
 
 class Lines(Dataset):
-    """The lines of a batch, by their indices, as Y `(B, U)` and Y_lens `(B,)`."""
+    """Turns the line indices of a batch into Y `(B, U)` and Y_lens `(B,)`."""
 
     def __init__(self, lines: list[np.ndarray]):
         self.lines = lines
@@ -144,9 +144,9 @@ class Lines(Dataset):
 
 
 class Batches(Sampler[list[int]]):
-    """Indices of lines that make up to `batch_tokens` with their padding, shuffled anew each epoch; seed None: sorted
-    by length, always the same. Each of `world_size` processes has every `world_size`-th batch. All
-    have equally many: a shuffled epoch leaves out its last few for that, a sorted one is filled up with empty ones."""
+    """Batches of line indices, each of up to `batch_tokens` tokens including padding, reshuffled each epoch; seed None:
+    sorted by length, always the same. Each of `world_size` processes has every `world_size`-th batch, and all have
+    equally many: a shuffled epoch omits its last few for that, a sorted one is filled up with empty batches."""
 
     def __init__(
         self, lines: Sequence[np.ndarray], batch_tokens: int, seed: int | None, rank: int = 0, world_size: int = 1
@@ -181,7 +181,7 @@ class Batches(Sampler[list[int]]):
         return batches
 
     def _cut(self, order: np.ndarray) -> list[list[int]]:
-        """Consecutive stretches, as long as they may be; the last line of a stretch is its longest."""
+        """Cuts `order` into consecutive batches, as large as allowed; the last line of a batch is its longest."""
         batches: list[list[int]] = [[]]
         for i in order.tolist():
             if batches[-1] and (len(batches[-1]) + 1) * self.sizes[i] > self.batch_tokens:
@@ -191,7 +191,7 @@ class Batches(Sampler[list[int]]):
 
 
 def lines_of(paths: Sequence[str]) -> Iterator[str]:
-    """The lines of texts, plain, `.gz` or `.xz`. Raises ValueError naming what cannot be read, or is no text."""
+    """The lines of texts, plain, `.gz` or `.xz`. Raises ValueError naming a file that cannot be read or is no text."""
     for path in map(Path, paths):
         if path.name.removesuffix(".gz").endswith((".jsonl", ".json", ".tar")):
             raise ValueError(f"{path} is a corpus: its transcripts are for data.transcripts")
@@ -203,7 +203,7 @@ def lines_of(paths: Sequence[str]) -> Iterator[str]:
 
 
 def transcripts_of(corpora: Sequence[str]) -> Iterator[str]:
-    """The transcripts of corpora in any form, each corpus as often as it is named. Raises ValueError for what is no
-    corpus."""
+    """The transcripts of corpora in any form, each corpus as often as it is named. Raises ValueError for a path that is
+    no corpus."""
     for path in corpora:
         yield from (cut.supervisions[0].text or "" for cut in open_corpus(path))

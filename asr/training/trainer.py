@@ -1,4 +1,4 @@
-"""What every training here begins with: its seed, the Lightning trainer, its loggers, the features' statistics."""
+"""What every training starts with: its seed, the Lightning trainer, its loggers, the features' statistics."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from asr.training.sharding import fully_sharded
 
 logger = logging.getLogger(__name__)
 
-STATISTICS_SECONDS = 3600.0  # of sound from which mean and variance are taken
-KERNELS = 16384  # about 50 for each of the shapes that batches have: buckets times speeds
+STATISTICS_SECONDS = 3600.0  # of audio from which mean and variance are computed
+KERNELS = 16384  # about 50 for each batch shape: buckets times speeds
 
 
 def begin(config: RunConfig) -> Path | None:
-    """Seeds every generator, and has kernels kept; the checkpoint from which the training in `config.out` goes on, None
-    at its start.
+    """Seeds every generator and configures the kernels. Returns the checkpoint from which the training in `config.out`
+    continues, None at its start.
 
-    Raises FileExistsError where `config.out` holds a training that is not to be resumed, or checkpoints of one that
-    cannot be, ValueError where it was begun sharded and is to go on otherwise, or the reverse, and for a precision that
-    a CPU has not."""
-    if config.precision == "16-mixed" and accelerator() == "cpu":  # which Lightning would take for bf16-mixed
+    Raises FileExistsError if `config.out` holds a training that is not to be resumed, or checkpoints of one that cannot
+    be. Raises ValueError if the training cannot continue as `config` says, for a precision that a CPU does not have,
+    and for a number of processes that does not fit the job."""
+    if config.precision == "16-mixed" and accelerator() == "cpu":  # which Lightning would treat as bf16-mixed
         raise ValueError("precision=16-mixed is for a GPU: on a CPU take bf16-mixed or 32-true")
-    _cluster(config)  # which may not fit: before anything is read
+    _cluster(config)  # checked before anything is read: it may not fit
     last = Path(config.out) / "checkpoints" / "last.ckpt"
     begun = last.exists()
     if begun and not config.resume:
@@ -64,13 +64,13 @@ def begin(config: RunConfig) -> Path | None:
     if torch.cuda.is_available():
         leave_out_cudnn()
     else:
-        keep_kernels(KERNELS)  # without those of all shapes a training in bfloat16 takes a third longer
+        keep_kernels(KERNELS)  # otherwise kernels of some shapes are rebuilt: training in bfloat16 takes a third longer
     L.seed_everything(config.seed, workers=True, verbose=False)
     return last if begun else None
 
 
 def _check_goes_on(config: RunConfig, checkpoint: dict[str, Any]) -> None:
-    """Raises ValueError where a training cannot go on from its checkpoint as `config` says."""
+    """Raises ValueError if a training cannot continue from its checkpoint as `config` says."""
     if checkpoint["epoch"] >= config.epochs:
         begun = f"the training in {config.out} is in epoch {checkpoint['epoch'] + 1} already"
         raise ValueError(f"epochs={config.epochs}: {begun}")
@@ -83,8 +83,8 @@ def _check_goes_on(config: RunConfig, checkpoint: dict[str, Any]) -> None:
 
 
 def _without_others(checkpoints: Path, resume: bool) -> None:
-    """Keeps an earlier training's checkpoints from being averaged: where it died before its first `last.ckpt` and is
-    resumed, they are removed; any other's raise FileExistsError."""
+    """Keeps an earlier training's checkpoints from being averaged: they are removed if it died before its first
+    `last.ckpt` and is resumed; otherwise FileExistsError is raised."""
     for best in best_checkpoints(checkpoints.parent):
         if not resume:
             raise FileExistsError(
@@ -94,7 +94,7 @@ def _without_others(checkpoints: Path, resume: bool) -> None:
 
 
 def lightning_trainer(config: RunConfig, callbacks: list[L.Callback], **settings: Any) -> L.Trainer:
-    """What all trainings ask of Lightning, and `settings`."""
+    """A Lightning trainer with the settings that all trainings share, and with `settings`."""
     on_terminal = sys.stderr.isatty()
     return L.Trainer(
         max_epochs=config.epochs,
@@ -116,8 +116,8 @@ def lightning_trainer(config: RunConfig, callbacks: list[L.Callback], **settings
 def new_trainer(
     config: TrainConfig | PretrainConfig, data: SoundData, model: torch.nn.Module, callbacks: list[L.Callback]
 ) -> tuple[L.Trainer, int]:
-    """The Lightning trainer of `model`, and the number of updates it will make (about: batches depend on the shuffle);
-    says how large the training is."""
+    """The Lightning trainer for `model`, and the approximate number of its updates (batches depend on the shuffle);
+    logs the size of the training."""
     trainer = lightning_trainer(
         config,
         callbacks,
@@ -133,20 +133,20 @@ def new_trainer(
 
 
 def device_count(config: RunConfig) -> int:
-    """How many processes train, over all machines, one a device. Raises ValueError for more than there are GPUs, where
-    there is one."""
+    """The number of training processes over all machines, one per device. Raises ValueError if this machine has GPUs,
+    but fewer than `config.devices`."""
     if torch.cuda.is_available() and config.devices > torch.cuda.device_count():
         raise ValueError(f"devices={config.devices}: this machine has GPUs for {torch.cuda.device_count()}")
     return config.nodes * (config.devices or max(1, torch.cuda.device_count()))
 
 
 def _cluster(config: RunConfig) -> list[ClusterEnvironment]:
-    """The plugin that tells Lightning who starts the processes, in a job of SLURM, where its own choice does not fit:
-    the tasks are the processes, or a single task starts them. Raises ValueError for another number of tasks, or of
-    processes that torchrun has started: for one device Lightning would have each train alone, all into one folder.
+    """The plugin that tells Lightning who starts the processes in a SLURM job, where its own choice does not fit: the
+    tasks are the processes, or a single task starts them. Raises ValueError for another number of tasks, or of
+    processes that torchrun started: for one device Lightning would have each train on its own, all into one folder.
 
-    Lightning's requeueing is left out: it keeps a checkpoint in the working directory, from which the next training
-    there begins, whichever that is."""
+    Lightning's requeueing is disabled: it keeps a checkpoint in the working directory, from which the next training
+    there would start, whichever that is."""
     if TorchElasticEnvironment.detect():
         started, processes = int(os.environ["WORLD_SIZE"]), device_count(config)
         if started != processes:
@@ -158,7 +158,7 @@ def _cluster(config: RunConfig) -> list[ClusterEnvironment]:
     if tasks == processes:
         try:
             return [SLURMEnvironment(auto_requeue=False)]
-        except RuntimeError as error:  # --ntasks where there should be --ntasks-per-node
+        except RuntimeError as error:  # --ntasks instead of --ntasks-per-node
             raise ValueError(str(error)) from None
     if tasks == config.nodes == 1:
         return [LightningEnvironment()]
@@ -166,12 +166,12 @@ def _cluster(config: RunConfig) -> list[ClusterEnvironment]:
 
 
 def accelerator() -> str:
-    """CUDA or the CPU: nothing here knows another (Lightning's own choice would be MPS on a Mac)."""
+    """CUDA or the CPU: no other is supported here (Lightning's own choice would be MPS on a Mac)."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def extent(data: SoundData, model: torch.nn.Module) -> str:
-    """How large a training is, in words."""
+    """The size of a training, in words."""
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
     of_them = f", {trained:.2f} M of them trained" if trained < parameters else ""
@@ -181,8 +181,8 @@ def extent(data: SoundData, model: torch.nn.Module) -> str:
 
 @torch.inference_mode()
 def set_statistics(front_end: FrontEnd, data: SoundData) -> None:
-    """Takes the features' mean and deviation from some of the training set, where the front end uses either. Raises
-    ValueError where none of it can be read."""
+    """Sets the features' mean and deviation from a part of the training set, if the front end uses either. Raises
+    ValueError if none of it can be read."""
     if front_end.config.normalization == "cmvn":
         return
     statistics = RunningStatistics(front_end.config)
@@ -206,7 +206,7 @@ def lightning_precision(wanted: str) -> str:
 
 
 def _loggers(project: str, out: Path, resume: bool) -> list[Logger]:
-    """TensorBoard's comes first: the callbacks draw into it."""
+    """The loggers, TensorBoard's first: the callbacks draw into it."""
     board = TensorBoardLogger(out, name="tensorboard", version="")
     if not project:
         return [board]
@@ -215,5 +215,5 @@ def _loggers(project: str, out: Path, resume: bool) -> list[Logger]:
     name, kept = str(out).strip("/").replace("/", "-"), out / "wandb.id"  # one run, however often it is resumed
     if not rank_zero_only.rank and not (resume and kept.is_file()):
         kept.write_text(f"{name}-{secrets.token_hex(4)}")
-    version = kept.read_text() if kept.is_file() else None  # the first of several processes speaks for all
+    version = kept.read_text() if kept.is_file() else None  # of several processes only the first one logs
     return [board, WandbLogger(name, out, version=version, project=project, resume="allow")]

@@ -1,4 +1,4 @@
-"""A model's tokens exchanged for others: each begins as the mean of those that wrote it before (fast vocabulary
+"""Exchanging a model's tokens: each new token starts as the mean of the old ones that spell it (fast vocabulary
 transfer, Gee et al. 2022)."""
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from asr.text.tokenizer import SPECIALS, Tokenizer
 def transfer_vocabulary(
     weights: Mapping[str, Tensor], known: Mapping[str, Tensor], tokenizer: Tokenizer, origin: Tokenizer
 ) -> None:
-    """Sets the rows of `weights`, each `(V, ...)` for the tokens of `tokenizer`, from those of the same name in
-    `known`, `(V', ...)` for the tokens of `origin`, in place. What `origin` cannot write stays as it is, and what
-    `known` lacks."""
+    """Sets the rows of `weights`, each `(V, ...)` for the tokens of `tokenizer`, in place from the weights of the same
+    name in `known`, `(V', ...)` for the tokens of `origin`. The rows of tokens that `origin` cannot write are left
+    unchanged, and so are weights that `known` lacks."""
     parts = _written_by(origin, tokenizer)
     ours = [token for token, part in enumerate(parts) if part]
     ids = torch.tensor([i for part in parts for i in part], dtype=torch.long)
@@ -29,7 +29,7 @@ def transfer_vocabulary(
 
 
 def _written_by(origin: Tokenizer, tokenizer: Tokenizer) -> list[list[int]]:
-    """For each token of `tokenizer` those of `origin` that write it; none where there are no such."""
+    """The tokens of `origin` that spell each token of `tokenizer`; empty if there are none."""
     ids = {origin.piece(i): i for i in range(len(origin))}
     pieces = [tokenizer.piece(i) for i in range(len(tokenizer))]
     names, written = pieces[: len(SPECIALS)], pieces[len(SPECIALS) :]  # a special symbol's name is not what it writes
@@ -37,7 +37,7 @@ def _written_by(origin: Tokenizer, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def _longest_first(piece: str, ids: Mapping[str, int]) -> list[int]:
-    """The ids of what `piece` is made of, always the longest that fits; none where nothing does."""
+    """The ids of the tokens that spell `piece`, always the longest that fits; empty if none fits."""
     found = []
     while piece:
         length = next((n for n in range(len(piece), 0, -1) if piece[:n] in ids), 0)

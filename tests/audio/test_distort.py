@@ -121,7 +121,7 @@ def test_mu_law_keeps_eight_bits():
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1])
 def test_what_is_no_probability_is_refused(probability):
-    with pytest.raises(ValueError, match=r"distortion\.room is a probability"):
+    with pytest.raises(ValueError, match=r"distortion\.room must be a probability"):
         DistortionConfig(room=probability)
 
 

@@ -230,7 +230,7 @@ def test_a_sound_that_ends_before_its_transcript_is_left_out(tmp_path, tone, cap
         ("m.jsonl.gz", "oops", r"m\.jsonl\.gz: cannot be read"),
         ("m.docx", "oops", "not a corpus"),
         ("m.jsonl.gz", gzip.compress(b"", mtime=0), "there are no cuts in it"),
-        ("m.jsonl.gz", gzip.compress(b'{"audio_filepath": "a.wav"}', mtime=0), "a manifest is .jsonl, not packed"),
+        ("m.jsonl.gz", gzip.compress(b'{"audio_filepath": "a.wav"}', mtime=0), "a manifest is .jsonl, not compressed"),
     ],
 )
 def test_what_is_no_corpus_is_a_clear_error(tmp_path, name, content, message):
@@ -243,7 +243,7 @@ def test_what_is_no_corpus_is_a_clear_error(tmp_path, name, content, message):
     ("name", "content", "message"),
     [
         ("a.flac", b"", r"no manifest\.jsonl in it"),
-        ("manifest.jsonl", b'{"source": "un", "text": "one"}', "text to text belongs into a manifest of its own"),
+        ("manifest.jsonl", b'{"source": "un", "text": "one"}', "text to text belongs in a plain manifest"),
     ],
 )
 def test_a_tar_without_a_manifest_of_its_sound_is_a_clear_error(tmp_path, name, content, message):
@@ -291,7 +291,7 @@ def test_the_second_utterance_of_a_name_is_left_out(tmp_path, tone, caplog):
     write(tmp_path / "a.wav", tone(1.0))
     (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}] * 2))
     assert len(open_corpus(tmp_path / "m.jsonl")) == 1
-    assert "left out a: another one is called so" in caplog.text
+    assert "left out a: another one has the same name" in caplog.text
 
 
 def test_utterances_of_one_name_in_two_corpora_are_told_apart_and_a_corpus_may_be_given_twice(tmp_path, tone):

@@ -141,7 +141,7 @@ def test_without_published_sums_it_says_that_nothing_is_checked(server, tmp_path
 def test_an_unknown_part_and_a_server_that_is_not_there(server, tmp_path):
     with pytest.raises(ValueError, match="train-clean-100"):
         download_librispeech("train", tmp_path, server.url)
-    with pytest.raises(ValueError, match="goes on where it stopped"):
+    with pytest.raises(ValueError, match="continues where it stopped"):
         download_librispeech("dev-clean", tmp_path, server.url)
-    with pytest.raises(ValueError, match="goes on where it stopped"):
+    with pytest.raises(ValueError, match="continues where it stopped"):
         download_librispeech("dev-clean", Path(tmp_path), "http://127.0.0.1:9")

@@ -76,7 +76,7 @@ def test_no_command_writes_over_its_corpus(tmp_path, tone, monkeypatch, capsys, 
     content = (tmp_path / "cuts.jsonl.gz").read_bytes()
     with pytest.raises(SystemExit, match="2"):
         run(*command.split(), "cuts.jsonl.gz", "--out", tmp_path / "cuts.jsonl.gz", monkeypatch=monkeypatch)
-    assert "would be written over what is read" in capsys.readouterr().err
+    assert "would overwrite what is read" in capsys.readouterr().err
     assert (tmp_path / "cuts.jsonl.gz").read_bytes() == content
 
 
@@ -99,7 +99,7 @@ def test_decoded_sound_of_one_corpus_is_not_written_over_that_of_another(tmp_pat
     run("prepare", tmp_path / "one", *common, tmp_path / "1.jsonl.gz", monkeypatch=monkeypatch)
     with pytest.raises(SystemExit, match="2"):
         run("prepare", tmp_path / "two", *common, tmp_path / "2.jsonl.gz", monkeypatch=monkeypatch)
-    assert "may be another corpus'" in capsys.readouterr().err
+    assert "may belong to another corpus" in capsys.readouterr().err
     assert np.abs(read_audio(tmp_path / "wav" / "a.wav") - tone(1.0, 440)).max() < 1e-3
 
     entries = [{"id": name, "audio_filepath": "one/a.wav", "text": "one"} for name in ("/b", "b")]

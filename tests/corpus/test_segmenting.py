@@ -70,14 +70,14 @@ def test_silence_around_all_of_it_is_left_out():
 def test_a_matrix_is_not_cut(tmp_path):
     cut = talk([0.1])
     cut.recording, cut.custom = None, {"matrix": str(tmp_path / "a.npy"), "width": 8}
-    with pytest.raises(ValueError, match="talk: sound alone can be cut, and this is matrix"):
+    with pytest.raises(ValueError, match="talk: only audio can be cut, and this is matrix"):
         next(segment(cut, 10.0))
 
 
 def test_words_without_times_are_an_error():
     cut = talk([0.1])
     cut.supervisions[0].alignment = None
-    with pytest.raises(ValueError, match="talk: the times of its words are not known"):
+    with pytest.raises(ValueError, match="talk: the times of its words are unknown"):
         next(segment(cut, 10.0))
 
 

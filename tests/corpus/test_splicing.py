@@ -167,7 +167,7 @@ def test_on_the_command_line(tmp_path, spoken, monkeypatch, capsys):
         (["--share", "0"], "not 0.0 and 1"),
         (["--share", "1.5"], "not 1.5 and 1"),
         (["--copies", "0"], "not 0.5 and 0"),
-        ([], "u0: the times of its words are not known"),
+        ([], "u0: the times of its words are unknown"),
         (["--wav", "."], "--wav . is there already"),
     ],
 )

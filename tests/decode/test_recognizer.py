@@ -270,7 +270,7 @@ def test_a_window_at_decoding_is_that_of_a_model_built_with_it(tiny_model, tiny_
     X, X_lens = torch.randn(1, 300, 80), torch.tensor([300])
     assert given.encoder.config.attention_window == (3, 2)
     torch.testing.assert_close(given.encoder(X, X_lens)[0], windowed.encoder(X, X_lens)[0])
-    with pytest.raises(ValueError, match="at least one frame beside its own"):
+    with pytest.raises(ValueError, match="at least one frame besides its own"):
         Recognizer(tiny_model, attention_window=(0, 0))
 
 
@@ -320,7 +320,7 @@ def test_an_array_that_is_no_matrix_of_numbers_does_not_stop_the_others(tiny_con
     config = replace(tiny_config, subsampler="linear", subsampling=1, input_dim=12)
     recognizer = Recognizer(SpeechModel(FeatureConfig("matrix", 12), Transformer(config), CharTokenizer(LETTERS)))
     wrong, right = recognizer.transcribe_all([matrix, np.ones((20, 12))])
-    assert wrong.error.startswith("<array>: a feature matrix is") and right.error is None
+    assert wrong.error.startswith("<array>: ") and "feature matrix" in wrong.error and right.error is None
 
 
 def test_half_precision_is_heard_and_what_is_infinite_in_it_is_no_sound(recognizer, recwarn):

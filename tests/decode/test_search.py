@@ -96,7 +96,7 @@ def test_greedy_search_adds_no_language_model_and_subtracts_none(transformer, la
 
 def test_nothing_is_subtracted_where_the_transcripts_are_not_known(transformer, language_model):
     transformer.bigram = None
-    with pytest.raises(ValueError, match="ilm_weight: no bigram"):
+    with pytest.raises(ValueError, match="ilm_weight: this model has no bigram"):
         search_features(transformer, X, X_LENS, DecodeOptions(ilm_weight=0.2), language_model)
     search_features(transformer, X, X_LENS, DecodeOptions(ilm_weight=0.2))  # and no language model takes its place
 

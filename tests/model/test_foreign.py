@@ -291,7 +291,7 @@ def test_a_checkpoint_is_not_written_over(whisper, capsys):
     for arguments in ([folder, folder], [folder, folder + "/.", "--export"]):
         with pytest.raises(SystemExit, match="2"):
             import_command(arguments)
-        assert "would be written over what is read" in capsys.readouterr().err
+        assert "would overwrite what is read" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in whisper[0].iterdir()} == before
 
 

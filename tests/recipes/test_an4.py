@@ -44,7 +44,7 @@ def test_stages_run_on_their_own(an4, tmp_path, programs):
 
 
 def test_what_is_done_again_is_trained_anew(an4, tmp_path, programs):
-    """A stage that was done begins anew, and so does a later one whose data were made again."""
+    """A stage that was done starts anew, and so does a later one whose data were made again."""
     model = tmp_path / "exp" / "an4" / "first" / "model"
     until = ["--data", an4, "--stop-stage", "2", *SMALL]
     done = run_recipe("an4", *until, cwd=tmp_path, programs=programs)

@@ -49,7 +49,7 @@ def test_the_models_for_english_alone_are_not_told_a_language():
     tokenizer = WhisperTokenizer([f"{i}".encode() for i in range(50_256)])
     assert len(tokenizer) == 51_864
     assert tokenizer.prompt() == [50_257, 50_362]
-    with pytest.raises(ValueError, match="English alone"):
+    with pytest.raises(ValueError, match="English only"):
         tokenizer.prompt("de")
 
 
@@ -77,7 +77,7 @@ def test_it_is_read_from_both_kinds_of_files_and_from_ours(tokenizer, tmp_path):
     assert load_tokenizer(tmp_path) == tokenizer
     for file in ("gpt2.tiktoken", "vocab.json"):
         assert WhisperTokenizer.from_file(tmp_path / file, len(tokenizer)) == tokenizer
-        with pytest.raises(ValueError, match="do not go with"):
+        with pytest.raises(ValueError, match="do not fit"):
             WhisperTokenizer.from_file(tmp_path / file, 500)
 
 
@@ -85,7 +85,7 @@ def test_it_is_read_from_both_kinds_of_files_and_from_ours(tokenizer, tmp_path):
 def test_the_vocabulary_of_the_other_kind_of_model_is_refused(tmp_path, count, vocab_size):
     lines = [f"{base64.b64encode(i.to_bytes(3, 'big')).decode()} {i}" for i in range(count)]
     (tmp_path / "a.tiktoken").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match="do not go with a model of"):
+    with pytest.raises(ValueError, match="do not fit a model of"):
         WhisperTokenizer.from_file(tmp_path / "a.tiktoken", vocab_size)
     right = 51864 if count == ENGLISH_TOKENS else 51865
     assert len(WhisperTokenizer.from_file(tmp_path / "a.tiktoken", right)) == right

@@ -23,7 +23,7 @@ def test_fine_tuning_goes_on_from_the_weights_and_shape_of_a_folder(corpus, trai
     caplog.set_level("INFO", "asr")
     settings = [f"init_from={trained[0]}", "model.d_model=64", "tokenizer.kind=bpe", "optimizer.lr=1e-5", "epochs=1"]
     folder, wer = train(options(corpus, tmp_path / "exp", *settings))
-    assert "the model's own tokenizer counts" in caplog.text and "d_model 32 (64)" in caplog.text
+    assert "the model's own tokenizer is used" in caplog.text and "d_model 32 (64)" in caplog.text
     assert "M of them trained" not in caplog.text
     assert wer <= trained[1] + 5
     before, after = SpeechModel.load(trained[0]), SpeechModel.load(folder)
@@ -91,7 +91,7 @@ def test_a_training_takes_another_models_tokenizer_and_goes_on_without_it(traine
 def test_another_toolkits_tokenizer_goes_with_its_model_alone(tmp_path, monkeypatch):
     SpeechModel(FeatureConfig(), Transformer(ModelConfig(vocab_size=8)), CharTokenizer("abcd")).save(tmp_path)
     monkeypatch.setattr("asr.training.building.load_tokenizer", lambda folder: object())
-    with pytest.raises(ValueError, match="tokenizer.folder: that of .* goes with its model alone"):
+    with pytest.raises(ValueError, match="tokenizer.folder: that of .* only fits its own model"):
         writing_of(str(tmp_path))
 
 

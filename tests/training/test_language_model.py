@@ -86,7 +86,7 @@ def test_it_learns_the_language_and_is_found_in_its_folder(trained, tiny_model):
 def test_with_another_tokenizer_it_is_not_resumed(trained, tiny_config, tmp_path):
     config, *_ = trained
     SpeechModel(FeatureConfig(), Transformer(tiny_config), CharTokenizer(LETTERS[::-1])).save(tmp_path / "asr")
-    with pytest.raises(ValueError, match="another tokenizer than when this training began"):
+    with pytest.raises(ValueError, match="another tokenizer than when this training started"):
         train_language_model(replace(config, resume=True, epochs=61))
 
 

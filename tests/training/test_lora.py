@@ -79,8 +79,8 @@ def test_with_a_new_tokenizer_its_tokens_are_trained_whole(corpus, trained, tmp_
     [
         (["lora_rank=2"], "lora_rank .* need init_from"),
         (["init_from=B", "lora_rank=-1"], "lora_rank must not be negative"),
-        (["init_from=B", "lora_rank=2", "add_layers=1"], "lora_rank keeps all weights"),
-        (["init_from=B", "lora_rank=2", "init_decoder_from=C"], "lora_rank keeps all weights"),
+        (["init_from=B", "lora_rank=2", "add_layers=1"], "lora_rank freezes all weights"),
+        (["init_from=B", "lora_rank=2", "init_decoder_from=C"], "lora_rank freezes all weights"),
         (["init_from=B", "lora_rank=2", "optimizer.kind=muon"], "lora_rank goes with adamw"),
     ],
 )

@@ -180,7 +180,7 @@ def test_updates_that_were_left_out_are_reported_once(caplog):
     training = types.SimpleNamespace(skipped=torch.tensor([2.0, 0.0]), reported=0)
     for _ in range(3):
         Training._report_skipped(training)
-    assert caplog.text.count("2 updates were left out so far") == 1
+    assert caplog.text.count("2 updates have been skipped so far") == 1
 
 
 def test_what_a_training_is_without_has_no_loss():

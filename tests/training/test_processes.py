@@ -158,7 +158,7 @@ def test_shares_in_bfloat16_learn_what_whole_weights_do(train, trained):
 
 def test_what_was_begun_in_shares_goes_on_in_shares(trained):
     folder, _ = trained
-    with pytest.raises(ValueError, match="was begun with strategy=fsdp"):
+    with pytest.raises(ValueError, match="was started with strategy=fsdp"):
         begin(options(folder, folder / "fsdp", "resume=true"))
 
 

@@ -253,7 +253,7 @@ def test_checkpoints_of_another_training_are_not_averaged(corpus, tmp_path):
     last = tmp_path / "checkpoints" / "last.ckpt"
     (best,) = best_checkpoints(tmp_path)
     last.unlink()
-    with pytest.raises(FileExistsError, match=f"{best.name} is of a training that cannot go on"):
+    with pytest.raises(FileExistsError, match=f"{best.name} belongs to a training that cannot be resumed"):
         train(options(corpus, tmp_path, "epochs=1"))
     best.rename(best.with_name("000-0.00.ckpt"))  # the best there could be
     train(options(corpus, tmp_path, "epochs=1", "resume=true"))
@@ -265,7 +265,7 @@ def test_an_epoch_whose_batches_are_others_now_begins_anew(corpus, tmp_path, los
     train_until_killed(options(corpus, tmp_path, *settings), (1, 3), monkeypatch)
     losses.clear()
     train(options(corpus, tmp_path, *settings, "data.batch_seconds=15", "data.global_batch_seconds=15", "resume=true"))
-    assert "begins anew" in caplog.text
+    assert "starts anew" in caplog.text
     assert sorted(losses) == [(1, i) for i in range(len(losses))] and losses
 
 
@@ -315,7 +315,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(corpus, tmp_path, 
     assert all(tensor.isfinite().all() for tensor in state["state_dict"].values())
     made = {int(slots["step"]) for slots in state["optimizer_states"][0]["state"].values()}
     assert made == {state["global_step"] - 2}
-    assert "2 updates were left out" in caplog.text
+    assert "2 updates have been skipped" in caplog.text
 
 
 def test_a_training_whose_gradients_stay_broken_stops(corpus, tmp_path, broken, monkeypatch):
@@ -331,7 +331,7 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_left_alone(tmp_path, share)
     torch.save({"config": {}, "state_dict": {"weight": torch.randn(1000)}}, path)
     part = path.read_bytes()[: int(share * path.stat().st_size)]
     path.write_bytes(part)
-    with pytest.raises(ValueError, match=r"last\.ckpt is not a whole checkpoint"):
+    with pytest.raises(ValueError, match=r"last\.ckpt is not a complete checkpoint"):
         read_checkpoint(path)
     assert path.read_bytes() == part
 

@@ -165,14 +165,14 @@ def one_line(code: int, command, capsys, arguments: list, *words: str) -> None:
 
 def test_a_text_file_to_a_speech_model_is_one_line(files, capsys):
     (files / "notes.txt").write_text("Ceci n'est pas une pipe — du tout.\n")
-    one_line(1, transcribe, capsys, ["--model", files / "model", files / "notes.txt"], "notes.txt", "text, not sound")
+    one_line(1, transcribe, capsys, ["--model", files / "model", files / "notes.txt"], "notes.txt", "text, not audio")
 
 
 def test_sound_to_a_text_model_is_one_line(translator, corpus, capsys):
     _, model, _ = translator
     sound = corpus / "dev" / "0.wav"
     one_line(1, transcribe, capsys, ["--model", model, sound], "0.wav", "not text in UTF-8")
-    one_line(2, transcribe, capsys, ["--model", model, "--channel", "0", sound], "channel is of sound")
+    one_line(2, transcribe, capsys, ["--model", model, "--channel", "0", sound], "channel is for sound")
     one_line(2, evaluate, capsys, ["--model", model, corpus / "dev"], "this is sound", "takes text")
 
 
@@ -189,7 +189,7 @@ def test_a_front_end_that_does_not_go_with_the_features_is_refused(corpus, tmp_p
 
 
 def test_a_window_of_nothing_is_refused(corpus, tmp_path):
-    with pytest.raises(ValueError, match="at least one frame beside its own"):
+    with pytest.raises(ValueError, match="at least one frame besides its own"):
         options(corpus, tmp_path, "model.attention_left=0", "model.attention_right=0")
 
 
