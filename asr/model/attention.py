@@ -29,8 +29,8 @@ class MultiHeadAttention(nn.Module):
         window: tuple[int, int] | None = None,
         causal: bool = False,
     ):
-        """`window`: how many keys before a query and after it are attended to; None: all. `causal`: in self-attention
-        no query sees a later key. Raises ValueError for both."""
+        """`window`: how many keys before and after its own position a query attends to; None: all. `causal`: in
+        self-attention no query sees a later key. Raises ValueError if both are given."""
         super().__init__()
         if window and causal:
             raise ValueError("causal attention has no window")
@@ -44,8 +44,8 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias and config.key_bias)
         self.value = nn.Linear(D, H * config.value_dim, bias=config.attention_bias)
         self.output = nn.Linear(H * config.value_dim, D, bias=config.attention_bias)
-        # queries, keys and values by one product: a GPU concatenates their weights at each call (not where they are
-        # sharded, asr.training.sharding), a CPU has one packed layer of all three (asr.decode.packing)
+        # queries, keys and values in one product: a GPU concatenates their weights at each call (unless they are
+        # sharded, asr.training.sharding), a CPU has one packed layer for all three (asr.decode.packing)
         self.fuse_projections = True
         self.fused: nn.Module | None = None
         self.dropout = Dropout(config.dropout)
@@ -67,11 +67,11 @@ class MultiHeadAttention(nn.Module):
         kernel_lens: Tensor | None = None,
     ) -> Tensor:
         """`query (B, L_q, D)` attends to `key_value (B, L_k, D)`, or to itself (None) -> `(B, L_q, D)`; `mask` as in
-        `attention_weights`. `kernel_lens (B,)`: how many keys there are before the padding, where a GPU's kernels can
-        run (`lens_for_kernels`) and `mask` hides the padding alone, else None; for causal self-attention its values do
-        not matter, only whether it is given.
+        `attention_weights`. `kernel_lens (B,)`: how many keys there are before the padding, if the GPU kernels can run
+        (`lens_for_kernels`) and `mask` hides only the padding, else None; for causal self-attention its values do not
+        matter, only whether it is given.
 
-        Where `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
+        If `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
         simple = kernel_lens is not None and weights is None and not self.window
         if simple and fits(query, self.key_dim, self.value_dim):
             return self._flash(query, key_value, kernel_lens)
@@ -80,8 +80,8 @@ class MultiHeadAttention(nn.Module):
         return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
 
     def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: StepPosition) -> Tensor:
-        """Self-attention of the newest position alone: W hypotheses an utterance, `x (B, W, D)`, over the keys and
-        values of `past (B, H, capacity, d)`, into which theirs are written."""
+        """Self-attention of only the newest position: W hypotheses per utterance, `x (B, W, D)`, attend to the keys and
+        values in `past (B, H, capacity, d)`, into which their own are written."""
         positions = torch.full((x.shape[1],), newest.position, device=x.device) if self.rotary else None
         Q, *written = self._project_all(x, positions)
         for cache, new in zip(past, written, strict=True):
@@ -100,7 +100,7 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """`query (B, L_q, D)` over projected keys and values -> `(B, L_q, D)`."""
+        """`query (B, L_q, D)` attends to projected keys and values -> `(B, L_q, D)`."""
         return self._weigh(self._split(self.query(query)), K, V, mask, weights)
 
     def _project_all(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,7 +118,7 @@ class MultiHeadAttention(nn.Module):
         weights: list[Tensor] | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """The output layer over the values that queries find by their keys, all of them `(B, H, L, d)`."""
+        """Attention over projected heads, each `(B, H, L, d)`, followed by the output layer."""
         if weights is not None:
             if self.window:
                 mask = either(mask, window_mask(K.shape[2], *self.window, K.device))
@@ -133,7 +133,7 @@ class MultiHeadAttention(nn.Module):
         return self.output(heads.transpose(1, 2).flatten(2))
 
     def _flash(self, query: Tensor, key_value: Tensor | None, kernel_lens: Tensor) -> Tensor:
-        """`forward` by the kernels of `asr.model.flash_attention`."""
+        """`forward` with the kernels of `asr.model.flash_attention`."""
         k = v = None
         if self.rotary or not self.fuse_projections:
             if key_value is None:
@@ -150,7 +150,7 @@ class MultiHeadAttention(nn.Module):
         return self.output(flash_attention(q, k, v, self.num_heads, seen, p).flatten(2))
 
     def _together(self, x: Tensor, *linears: nn.Linear) -> Tensor:
-        """The heads that all of them make of `x (B, L, D)`, by one product: `(B, L, n H, d)`."""
+        """The heads of `x (B, L, D)` under all n `linears`, computed in one product: `(B, L, n H, d)`."""
         weight = torch.cat([linear.weight for linear in linears])
         biases = [weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears]
         return nn.functional.linear(x, weight, torch.cat(biases)).unflatten(2, (len(linears) * self.num_heads, -1))

@@ -1,14 +1,14 @@
-"""Learning an encoder from sound alone: BEST-RQ (Chiu et al. 2022, "Self-supervised learning with random-projection
+"""Pre-training of an encoder on audio only: BEST-RQ (Chiu et al. 2022, "Self-supervised learning with random-projection
 quantizer for speech recognition").
 
-Stretches of the features are replaced by noise, and the encoder predicts what was there: not the features, but the
-codes that a quantiser gives them, which is drawn at random and never trained. Each of several codebooks asks a question
-of its own (Zhang et al. 2023, Google USM).
+Spans of the features are replaced by noise, and the encoder predicts what was there: not the features themselves, but
+the codes that a quantiser assigns to them, which is drawn at random and never trained. Each of several codebooks is a
+prediction task of its own (Zhang et al. 2023, Google USM).
 
-Two things differ from the paper, measured on an hour of speech (docs/pretraining.md): the quantiser gets the mean of an
-encoder frame's features and not all of them side by side, of which hardly any two are alike; and the codes of frames
-that can be seen are asked for, too, as HuBERT may (Hsu et al. 2021, section 3.3): without them the encoder stays for
-thousands of updates with the codes' frequencies.
+Two things differ from the paper, based on measurements with an hour of speech (docs/pretraining.md): the quantiser gets
+the mean of an encoder frame's features instead of their concatenation, of which hardly any two are alike; and the codes
+of visible frames are predicted, too, an option of HuBERT (Hsu et al. 2021, section 3.3): otherwise the encoder predicts
+nothing but the codes' frequencies for thousands of updates.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from asr.model.encoder import Encoder
 @dataclass(frozen=True)
 class MaskedPredictionConfig:
     codebooks: int = 4
-    codes: int = 256  # of a codebook
-    code_dim: int = 16  # width to which features are projected before the nearest code is looked for
-    mask_start: float = 0.015  # probability that a masked stretch begins at a frame of the features
-    mask_frames: int = 24  # length of a stretch; stretches may overlap
-    mask_noise: float = 0.1  # deviation of the normal noise in the place of masked features, which are normalised
-    visible_weight: float = 1.0  # of the loss of the frames that are not masked, beside that of those that are
+    codes: int = 256  # per codebook
+    code_dim: int = 16  # width to which features are projected before the search for the nearest code
+    mask_start: float = 0.015  # probability that a masked span starts at a frame of the features
+    mask_frames: int = 24  # length of a span; spans may overlap
+    mask_noise: float = 0.1  # standard deviation of the normal noise in place of masked features, which are normalised
+    visible_weight: float = 1.0  # weight of the loss of unmasked frames, relative to that of masked frames
 
     def __post_init__(self):
         if min(self.codebooks, self.code_dim, self.mask_frames) < 1 or self.codes < 2:
@@ -43,7 +43,7 @@ class MaskedPredictionConfig:
 
 
 class RandomProjectionQuantizer(nn.Module):
-    """Features to codes: a random projection, and the nearest of random codes, both of length 1 there."""
+    """Features to codes: a random projection, then the nearest of random code vectors, all scaled to length 1."""
 
     def __init__(self, width: int, config: MaskedPredictionConfig):
         super().__init__()
@@ -55,22 +55,22 @@ class RandomProjectionQuantizer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`x (..., width)` -> codes `(..., codebooks)`."""
         with torch.autocast(x.device.type, enabled=False):
-            # the nearest of vectors of length 1 is the one with the largest scalar product, whatever x's own length
+            # the nearest of vectors of length 1 is the one with the largest dot product, whatever the length of x
             products = torch.einsum("...w,nwc,nkc->...nk", x.float(), self.projection, self.codes)
         return products.argmax(dim=-1)
 
 
 class Prediction(NamedTuple):
-    """Of the encoder frames of a batch that are wholly masked, and of those that are not masked at all."""
+    """The results for the encoder frames of a batch that are fully masked, and for those that are not masked at all."""
 
     masked_loss: Tensor  # cross-entropy per code, in nats
     visible_loss: Tensor
-    accuracy: Tensor  # share of the masked frames' codes that are the likeliest
+    accuracy: Tensor  # share of the masked frames' codes that were predicted as the most probable
     frames: Tensor  # how many masked frames there were
 
 
 class MaskedPrediction(nn.Module):
-    """An encoder under training: the masks, the quantiser and a linear layer that predicts codes."""
+    """An encoder in pre-training, with masks, the quantiser and a linear layer that predicts codes."""
 
     def __init__(self, encoder: Encoder, dim: int, config: MaskedPredictionConfig):
         """`dim`: d, the width of the features."""
@@ -86,7 +86,7 @@ class MaskedPrediction(nn.Module):
         self.output = nn.Linear(encoder.config.d_model, config.codebooks * config.codes)
 
     def forward(self, X: Tensor, X_lens: Tensor) -> Prediction:
-        """Normalised features X `(B, T, d)`, X_lens `(B,)`. The mask is drawn anew each time."""
+        """Normalised features X `(B, T, d)`, X_lens `(B,)`. A new mask is drawn at each call."""
         mask = self.draw_mask(X)
         memory, lens = self.encoder(self.masked(X, mask), X_lens)
         length = memory.shape[1]
@@ -100,20 +100,20 @@ class MaskedPrediction(nn.Module):
         return Prediction(-_mean(likelihood, hidden), -_mean(likelihood, visible), _mean(right, hidden), hidden.sum())
 
     def draw_mask(self, X: Tensor) -> Tensor:
-        """`(B, T)`, True = masked: stretches of `mask_frames` from frames drawn with probability `mask_start`."""
+        """`(B, T)`, True = masked: spans of `mask_frames` from frames drawn with probability `mask_start`."""
         starts = torch.rand(X.shape[:2], device=X.device) < self.config.mask_start
         reach = self.config.mask_frames - 1
         padded = nn.functional.pad(starts.float(), (reach, 0))
         return nn.functional.max_pool1d(padded[:, None], reach + 1, stride=1)[:, 0] > 0
 
     def masked(self, X: Tensor, mask: Tensor) -> Tensor:
-        """X with noise in the place of the frames in `mask (B, T)`."""
+        """X with the frames in `mask (B, T)` replaced by noise."""
         noise = torch.randn(X.shape, device=X.device, dtype=X.dtype) * self.config.mask_noise
         return torch.where(mask[:, :, None], noise, X)
 
     def middle(self, X: Tensor, length: int) -> Tensor:
-        """The frames in the middle of what each encoder frame sees: `(B, T, d)` -> `(B, length, s, d)` where the
-        subsampling is by s."""
+        """The frames in the middle of each encoder frame's receptive field: `(B, T, d)` -> `(B, length, s, d)`, with
+        subsampling by s."""
         first = max(0, math.floor(self.encoder.subsampling.centre - (self.factor - 1) / 2))
         missing = first + length * self.factor - X.shape[1]
         X = nn.functional.pad(X, (0, 0, 0, max(0, missing)))[:, first : first + length * self.factor]
@@ -121,5 +121,5 @@ class MaskedPrediction(nn.Module):
 
 
 def _mean(x: Tensor, where: Tensor) -> Tensor:
-    """0 where there is nothing."""
+    """The mean of `x` over `where`; 0 if that is empty."""
     return x.masked_fill(~where, 0.0).sum() / where.sum().clamp(min=1)

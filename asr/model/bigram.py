@@ -1,8 +1,8 @@
-"""What language a model's transcripts have taught it, as a bigram over its tokens.
+"""The language that a model has learnt from its training transcripts, as a bigram over its tokens.
 
-Subtracted where a language model is added, it is a low-order density ratio (Zheng, An & Ou 2022, "An empirical study of
-language model integration for transducer based speech recognition"). Smoothed by absolute discounting (Ney, Essen &
-Kneser 1994, "On structuring probabilistic dependences in stochastic language modelling").
+Subtracted when a language model is added, it is a low-order density ratio (Zheng, An & Ou 2022, "An empirical study of
+language model integration for transducer based speech recognition"). It is smoothed by absolute discounting (Ney, Essen
+& Kneser 1994, "On structuring probabilistic dependences in stochastic language modelling").
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from asr.model.config import ModelConfig
 from asr.model.folder import write_tensors
 
 FILE = "bigram.safetensors"
-MOST_TOKENS = 8192  # of a vocabulary: the table of all pairs has a quarter of a gigabyte then
+MOST_TOKENS = 8192  # in the vocabulary: the table of all pairs then takes a quarter of a gigabyte
 DISCOUNT = 0.75
 
 
 class Bigram(nn.Module):
-    """How often which token follows which."""
+    """Counts of how often one token follows another."""
 
     def __init__(self, pairs: Tensor, counts: Tensor, vocab_size: int):
-        """Pairs `(n,)`, each once: the first token's id · V + the second's; counts `(n,)`."""
+        """`pairs (n,)`, each once: the first token's id · V + the second token's id; `counts (n,)`."""
         super().__init__()
         self.register_buffer("pairs", pairs, persistent=False)
         self.register_buffer("counts", counts, persistent=False)
@@ -37,7 +37,7 @@ class Bigram(nn.Module):
 
     @classmethod
     def of(cls, transcripts: Iterable[Sequence[int]], config: ModelConfig) -> Bigram:
-        """Of transcripts as tokens, without start and end."""
+        """The bigram of transcripts, given as tokens without start and end."""
         V, start, end = config.vocab_size, config.prompt[-1], config.eos
         counts: Counter[int] = Counter()
         for ids in transcripts:
@@ -48,8 +48,8 @@ class Bigram(nn.Module):
 
     @cached_property
     def log_probs(self) -> Tensor:
-        """log p(second | first) `(V, V)`, float32, by absolute discounting: DISCOUNT is taken off each count, and what
-        that frees is shared out by the unigram, in which each token was seen once more than it was."""
+        """log p(second | first) `(V, V)`, float32, by absolute discounting: DISCOUNT is subtracted from each count, and
+        the mass that this frees is distributed by the unigram, with one added to the count of each token."""
         V = self.vocab_size
         counts = torch.zeros(V * V, device=self.pairs.device).index_put_((self.pairs,), self.counts.float()).view(V, V)
         alone = (counts.sum(0) + 1) / (counts.sum() + V)
@@ -57,7 +57,7 @@ class Bigram(nn.Module):
         return (kept + (1 - kept.sum(1, keepdim=True)) * alone).log()
 
     def _apply(self, *args, **kwargs) -> Bigram:
-        self.__dict__.pop("log_probs", None)  # which may lie on another device from now on
+        self.__dict__.pop("log_probs", None)  # it may belong on another device from now on
         return super()._apply(*args, **kwargs)
 
     def save(self, folder: str | Path) -> None:
@@ -66,8 +66,8 @@ class Bigram(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, vocab_size: int) -> Bigram | None:
-        """The bigram of a model folder; None where there is none. Raises ValueError, KeyError or SafetensorError for
-        what is none or of another vocabulary."""
+        """The bigram in a model folder; None if the folder has none. Raises ValueError, KeyError or SafetensorError if
+        the file holds no bigram or one of another vocabulary."""
         path = Path(folder) / FILE
         if not path.is_file():
             return None

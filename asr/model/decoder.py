@@ -22,28 +22,28 @@ from asr.model.positions import Positions
 from asr.model.posteriors import log_posteriors
 from asr.text.tokenizer import EOS
 
-IGNORED = -100  # the label of padding: it has no loss
+IGNORED = -100  # the label of padding, which has no loss
 
 
 @dataclass(frozen=True)
 class DecoderState:
-    """All that decoding remembers between two steps of B utterances with W hypotheses each."""
+    """Everything that decoding remembers between two steps, for B utterances with W hypotheses each."""
 
     past: AttentionCache
     cross: list[tuple[Tensor, Tensor]]  # per layer: the memory's keys, values (B, H, M, d)
     memory_mask: Tensor  # (B, 1, 1, M), additive
 
     def reorder(self, parents: Tensor) -> DecoderState:
-        """The state in which hypothesis w of an utterance goes on from hypothesis `parents[b, w]`, `(B, W)`."""
+        """The state in which hypothesis w of utterance b continues hypothesis `parents[b, w]`, `(B, W)`."""
         return replace(self, past=self.past.reorder(parents))
 
     def compact(self) -> DecoderState:
-        """The same state in less room, as `AttentionCache.compact`."""
+        """The same state in less memory, by `AttentionCache.compact`."""
         return replace(self, past=self.past.compact())
 
 
 class TokenStack(nn.Module):
-    """What a decoder and a language model share: embedding, positions, a stack of layers, output layer."""
+    """Base of the decoder and the language model: embedding, positions, a stack of layers, output layer."""
 
     def __init__(self, config: ModelConfig, layer: Callable[[ModelConfig], nn.Module]):
         super().__init__()
@@ -63,20 +63,20 @@ class TokenStack(nn.Module):
             self.output.weight = self.embedding.weight
 
     def prompted(self, Y: Tensor) -> Tensor:
-        """What to read in order to write `Y (B, U)`: the prompt of P tokens before it, `(B, P + U)`."""
+        """The input that predicts `Y (B, U)`: the prompt of P tokens followed by `Y`, `(B, P + U)`."""
         return torch.cat([self.prompt.expand(len(Y), -1), Y], dim=1)
 
     def teacher_forced(self, Y: Tensor, *memory: Tensor) -> Tensor:
-        """Log-posteriors `(B, U + 1, V)` of every token of `Y (B, U)` and of what comes after the last, float32; a
-        decoder takes its memory and the memory's lengths, too."""
+        """Log-posteriors `(B, U + 1, V)` of every token of `Y (B, U)` and of the token after the last one, float32; a
+        decoder also needs its memory and the memory's lengths."""
         return self(self.prompted(Y), *memory)[:, len(self.config.prompt) - 1 :]
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Whole sequences `(B, T')` -> `(B, T', D)`."""
+        """Embeds whole sequences: `(B, T')` -> `(B, T', D)`."""
         return self.positions(self.embedding(tokens))
 
     def embed_newest(self, tokens: Tensor, position: int) -> Tensor:
-        """The newest token of each hypothesis, `(B, W)`, all at `position` -> `(B, W, D)`."""
+        """Embeds the newest token of each hypothesis, `(B, W)`, all at `position` -> `(B, W, D)`."""
         return self.positions(self.embedding(tokens.flatten())[:, None], position).view(*tokens.shape, -1)
 
     def log_posteriors(self, x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Decoder(TokenStack):
         super().__init__(config, TransformerDecoderLayer)
 
     def forward(self, Y_in: Tensor, memory: Tensor, memory_lens: Tensor, weights: list[Tensor] | None = None) -> Tensor:
-        """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32.
+        """Log-posteriors `(B, T', V)` of the token after each token of `Y_in (B, T')`, float32.
 
         `weights` collects each layer's attention to the memory `(B, H, T', M)`."""
         memory, size = to_autocast_dtype(memory), memory.shape[1]
@@ -103,17 +103,17 @@ class Decoder(TokenStack):
         return self.log_posteriors(x)
 
     def start(self, memory: Tensor, memory_lens: Tensor, width: int) -> DecoderState:
-        """The state before the first step, `width` hypotheses an utterance; the memory is projected once, here."""
-        # each step reads the whole of it: heads and not frames lie together
+        """The state before the first step, `width` hypotheses per utterance; the memory is projected here, once."""
+        # each step reads all of the memory: the numbers of a head are contiguous, not those of a frame
         cross = [tuple(x.contiguous() for x in layer.cross_attention.project(memory)) for layer in self.layers]
-        nothing = (memory_lens == 0)[:, None, None, None]  # to attend to, which gives zeros
+        nothing = (memory_lens == 0)[:, None, None, None]  # no memory to attend to: attention gives zeros
         cross = [(K, V.masked_fill(nothing, 0.0)) for K, V in cross]
-        like = cross[0][0]  # autocast's keys are of another type than the memory
+        like = cross[0][0]  # under autocast the keys have another type than the memory
         past = AttentionCache.empty(self.config, len(self.layers), memory.shape[0], width, like)
         return DecoderState(past, cross, additive_mask(length_mask(memory_lens, memory.shape[1]), like.dtype))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Log-posteriors `(B, W, V)` of the token after `tokens (B, W)`, each the newest of its hypothesis."""
+        """Log-posteriors `(B, W, V)` of the token after each of `tokens (B, W)`, the newest of their hypotheses."""
         past, newest = state.past.next_position()
         x = self.embed_newest(tokens, newest.position)
         for layer, layer_past, cross in zip(self.layers, past.layers, state.cross, strict=True):
@@ -122,7 +122,7 @@ class Decoder(TokenStack):
 
 
 def targets(Y: Tensor, Y_lens: Tensor, eos: int = EOS) -> Tensor:
-    """`y <eos>` and then `IGNORED`: `(B, U)` -> `(B, U + 1)`."""
+    """The labels `y <eos>`, padded with `IGNORED`: `(B, U)` -> `(B, U + 1)`."""
     Y = torch.nn.functional.pad(Y, (0, 1))
     position = torch.arange(Y.shape[1], device=Y.device)
     Y = Y.masked_fill(position == Y_lens[:, None], eos)

@@ -1,5 +1,5 @@
-"""A trained encoder, or language model, made deeper without changing what it computes: training goes on from where it
-was, with more layers (Net2Net, Chen, Goodfellow & Shlens 2016; progressive stacking, Gong et al. 2019)."""
+"""Makes a trained encoder or language model deeper without changing what it computes: training continues where it
+stopped, with more layers (Net2Net, Chen, Goodfellow & Shlens 2016; progressive stacking, Gong et al. 2019)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from asr.model.transformer import Transformer
 
 
 def deepen(model: Transformer | LanguageModel, more: int) -> None:
-    """Puts `more` layers between those of the encoder, or of a language model, evenly spaced, in place. Each is a copy
-    of the layer below it that adds nothing to the residual stream yet.
+    """Inserts `more` layers between those of the encoder or language model, evenly spaced, in place. Each is a copy of
+    the layer below it that adds nothing to the residual stream yet.
 
-    Raises ValueError for more than there are layers."""
+    Raises ValueError if there are fewer than `more` layers."""
     stack, depth = (model, "decoder_layers") if isinstance(model, LanguageModel) else (model.encoder, "encoder_layers")
     layers, count = list(stack.layers), len(stack.layers)
     if not 0 <= more <= count:
@@ -31,8 +31,8 @@ def deepen(model: Transformer | LanguageModel, more: int) -> None:
 
 @torch.no_grad()
 def _copy_without_effect(layer: nn.Module) -> nn.Module:
-    """A layer that passes on what `layer` gives. The scale and shift of `layer`'s last norm move to the copy's: what
-    `layer` gives is then normalised already, and the copy's other norms leave it unchanged."""
+    """A copy of `layer` that leaves the result unchanged when placed above it. The scale and shift of `layer`'s last
+    norm move to the copy: `layer`'s output is then normalised already, and the copy's other norms do not change it."""
     copy = deepcopy(layer)
     for linear in last_linears(copy):
         nn.init.zeros_(linear.weight)
@@ -45,6 +45,6 @@ def _copy_without_effect(layer: nn.Module) -> nn.Module:
 
 
 def _norms_between(layer: nn.Module) -> list[nn.LayerNorm]:
-    """The norms that all that goes through a layer passes, in order; a pre-norm Transformer's has none."""
+    """The norms on a layer's residual stream itself, in order; a pre-norm Transformer layer has none."""
     norms = [part.norm for part in layer.children() if isinstance(part, Residual) and not part.norm_first]
     return [*norms, layer.norm] if isinstance(layer, ConformerEncoderLayer) else norms

@@ -1,7 +1,7 @@
-"""The depthwise convolution of a Conformer, an operator of its own in compiled layers, though not in exported graphs.
+"""The depthwise convolution of a Conformer, a custom operator in compiled layers, but not in exported graphs.
 
-What inductor makes of a convolution's backward pass holds for one length alone (torch 2.11 and 2.13): a layer would be
-compiled for each, and after the eighth not at all. An operator it takes as it is.
+Inductor specialises a convolution's backward pass to one length (torch 2.11 and 2.13): a layer would be compiled for
+each length, and after the eighth not at all. A custom operator is left as it is.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 def depthwise_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`x (B, L, D)` with a kernel for each of its D dimensions, `weight (D, 1, K)`, K odd, and `bias (D,)`, all of one
-    type -> `(B, L, D)`; zeros stand around it.
+    """Convolves each of the D dimensions of `x (B, L, D)` with its own kernel in `weight (D, 1, K)`, K odd, and adds
+    `bias (D,)`, all of one type -> `(B, L, D)`; `x` is padded with zeros.
 
-    In two dimensions and channels-last, which is how x lies: twice as fast on a CPU and, in half precision, a GPU."""
+    In two dimensions and channels-last, which is x's layout: twice as fast on a CPU and, in half precision, a GPU."""
     is_compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     return (_operator if is_compiling else _convolve)(x, weight, bias)
 

@@ -10,38 +10,38 @@ from torch import Tensor, nn
 from asr.model.dropout import Dropout
 from asr.model.masks import additive_mask, causal_mask
 
-# with at least so many heads in the batch, and at most so many queries each, plain products beat the fused kernel
+# with at least MANY heads in the batch and at most FEW queries per head, plain products beat the fused kernel
 MANY, FEW = 32, 32
 
 
 def attention_weights(Q: Tensor, K: Tensor, mask: Tensor | None = None) -> Tensor:
     """softmax(Q Kᵀ / √d_k): Q `(B, H, L_q, d_k)`, K `(B, H, L_k, d_k)` -> `(B, H, L_q, L_k)`.
 
-    `mask` is bool, True = masked out, and broadcasts to the result; a row that is masked out whole gives zeros. Or it
-    is an `additive_mask`."""
+    `mask` is bool, True = masked out, and broadcasts to the result; a fully masked row gives zeros. Or it is an
+    `additive_mask`."""
     weights = _softmax_of_products(Q, K, mask)
     empty = _empty(mask)
     return weights if empty is None else weights.masked_fill(empty, 0.0)
 
 
 def _softmax_of_products(Q: Tensor, K: Tensor, mask: Tensor | None) -> Tensor:
-    """`attention_weights`, but anything finite in rows that are masked out whole."""
+    """`attention_weights`, but with arbitrary finite values in fully masked rows."""
     scores = (Q * (1 / math.sqrt(K.shape[-1]))) @ K.contiguous().transpose(-2, -1)
     if mask is not None:
         scores = scores + (mask if mask.is_floating_point() else additive_mask(mask, scores.dtype))
-    # single precision in between: torch's own of bfloat16 takes three times as long
+    # in single precision: torch's softmax of bfloat16 takes three times as long
     return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
 def _empty(mask: Tensor | None) -> Tensor | None:
-    """Which rows a bool mask masks out whole, `(..., 1)`; None: none does."""
+    """The rows that a bool mask masks out fully, `(..., 1)`; None if there is no bool mask."""
     return None if mask is None or mask.is_floating_point() else mask.all(dim=-1, keepdim=True)
 
 
 def leave_out_cudnn() -> None:
-    """Turns off cuDNN's fused attention, which torch prefers on a Hopper: it makes and keeps a plan for every shape (a
-    tenth of a second, forward and backward, on an H100), of which a search has another at each step, and a training
-    another twenty in each epoch, whose last batches are not full."""
+    """Turns off cuDNN's fused attention, which torch prefers on a Hopper GPU: it makes and keeps a plan for every shape
+    (a tenth of a second, forward and backward, on an H100), and a search has a new shape at each step, a training
+    twenty new shapes in each epoch, whose last batches are not full."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -54,12 +54,12 @@ def scaled_dot_product_attention(
     causal: bool = False,
 ) -> Tensor:
     """softmax(Q Kᵀ / √d_k) V, with V `(B, H, L_k, d_v)` -> `(B, H, L_q, d_v)`; `mask` as in `attention_weights`.
-    `causal`: no query sees a later key, which where there is no mask the kernels of a GPU know without being shown.
+    `causal`: no query sees a later key; if there is no mask, GPU kernels do this without an explicit one.
 
-    torch's fused kernels compute it, but not on a CPU in two cases. In training theirs spends a third of the step (most
-    of it in the backward pass); plain matrix products are twice as fast. And it multiplies head by head, which for the
-    few queries of a search's step takes longer than their products: those of all heads at once. A test holds the ways
-    together."""
+    torch's fused kernels compute the result, except on a CPU in two cases. In training the fused kernel takes a third
+    of the step (most of it in the backward pass); plain matrix products are twice as fast. And the fused kernel
+    multiplies head by head, which for the few queries of a search step takes longer than products of all heads at once.
+    A test checks that all ways agree."""
     if causal and mask is not None:
         mask, causal = mask | causal_mask(K.shape[2], K.device), False
     empty = _empty(mask)

@@ -1,10 +1,10 @@
-"""Dropout (Srivastava et al. 2014), with masks that are cheap on a CPU and where layers are compiled.
+"""Dropout (Srivastava et al. 2014), with masks that are cheap on a CPU and in compiled layers.
 
-torch draws Bernoulli numbers on one thread, which takes a quarter of a training step on a CPU. There the masks come
-from numpy's SFC64 instead, one byte an element. What torch.compile makes draws ten rounds of Philox for each element,
-for which a GPU needs longer than to read it, and writes the mask for the backward pass. There the masks are a hash of
-the element's place, which the backward pass computes again. Both are seeded from torch's generators:
-`torch.manual_seed` fixes them too.
+torch draws Bernoulli numbers on one thread, which takes a quarter of a training step on a CPU. On a CPU the masks come
+from numpy's SFC64 instead, one byte per element. The code that torch.compile generates runs ten rounds of Philox for
+each element, which takes a GPU longer than reading the element, and stores the mask for the backward pass. In compiled
+layers the masks are instead a hash of the element's index, which the backward pass recomputes. Both are seeded from
+torch's generators, so `torch.manual_seed` makes them reproducible, too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Dropout(nn.Module):
     """Zeroes elements with probability `p` and scales the rest by 1 / (1 - p); the identity in evaluation.
 
-    On a CPU `p` becomes a multiple of 1/256 and the scale follows, so that the expectation is kept, as far as the scale
-    can be written in the type (to 0.1 % in bfloat16)."""
+    On a CPU `p` is rounded to a multiple of 1/256 and the scale adjusted to keep the expectation, as far as the type
+    can represent the scale (to 0.1 % in bfloat16)."""
 
     def __init__(self, p: float):
         super().__init__()
@@ -33,8 +33,8 @@ class Dropout(nn.Module):
         return _drop(x, self.p) if self._drops else x
 
     def of_relu(self, x: Tensor) -> Tensor:
-        """dropout(relu(x)), which keeps its result alone for the backward pass: what is zero has no gradient."""
-        if self._drops and not torch.compiler.is_compiling():  # which decides itself what to keep
+        """dropout(relu(x)), which saves only its result for the backward pass: zero elements have no gradient."""
+        if self._drops and not torch.compiler.is_compiling():  # torch.compile decides for itself what to save
             return _DroppedReLU.apply(x, self.p)
         return self(relu(x))
 
@@ -67,7 +67,7 @@ def _drop(x: Tensor, p: float) -> Tensor:
 
 
 def hashed_mask(shape: torch.Size, p: float, device: torch.device) -> Tensor:
-    """False with probability `p`: of 31 bits of Wellons' lowbias32 of the place, with two numbers that are drawn."""
+    """False with probability `p`, from 31 bits of Wellons' lowbias32 hash of the index, with two random numbers."""
     seeds = torch.randint(2**31 - 1, (2,), dtype=torch.int32, device=device)
     x = torch.arange(shape.numel(), dtype=torch.int32, device=device).view(shape) ^ seeds[0]
     x = (x ^ _shifted(x, 16)) * 0x7FEB352D + seeds[1]
@@ -77,18 +77,18 @@ def hashed_mask(shape: torch.Size, p: float, device: torch.device) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Of int32, but zeros come in."""
+    """Logical right shift of int32: zeros are shifted in."""
     return (x >> bits) & (2 ** (32 - bits) - 1)
 
 
 def cpu_dropout_mask(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
-    """Zeros with probability t / 256, else the reciprocal of the rest; t lies beside 256 p."""
+    """Zeros with probability t / 256, else the reciprocal of 1 - t / 256; t is a whole number next to 256 p."""
     threshold = _threshold(p, dtype)
     count = int(np.prod(shape))
     seed = int(torch.randint(2**62, (), dtype=torch.int64))
     words = np.random.SFC64(seed).random_raw((count + 7) // 8)
     kept = torch.from_numpy(words.view(np.uint8)[:count] >= threshold).view(shape)
-    # multiplied as integers, by the bit pattern of the scale: a third of the time of a product in bfloat16
+    # an integer product with the bit pattern of the scale: a third of the time of a product in bfloat16
     alike = BITS[dtype.itemsize]
     scale = torch.tensor(_cpu_scale(threshold, dtype), dtype=dtype).view(alike).item()
     return kept.to(alike).mul_(scale).view(dtype)
@@ -100,7 +100,7 @@ def _cpu_scale(threshold: int, dtype: torch.dtype) -> float:
 
 @cache
 def _threshold(p: float, dtype: torch.dtype) -> int:
-    """Of the whole numbers beside 256 p the nearest whose scale, rounded to the type, keeps the expectation best."""
+    """The nearest of the whole numbers next to 256 p whose scale, rounded to the type, keeps the expectation best."""
 
     def unfitness(t: int) -> tuple[float, float]:
         kept = (256 - t) / 256

@@ -16,7 +16,7 @@ LAYERS = {"transformer": TransformerEncoderLayer, "conformer": ConformerEncoderL
 
 
 def check_front_end(features: FeatureConfig, config: ModelConfig) -> None:
-    """Raises ValueError where the encoder cannot read what the front end gives."""
+    """Raises ValueError if the encoder cannot read the front end's output."""
     if (features.takes == "text") != (config.subsampler == "embedding"):
         raise ValueError("features.kind=text and model.subsampler=embedding go together")
 
@@ -38,7 +38,7 @@ class Encoder(nn.Module):
         self, X: Tensor, X_lens: Tensor, weights: list[Tensor] | None = None, outputs: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Memory `(B, M, D)` and its lengths. `weights` collects each layer's self-attention `(B, H, M, M)`, `outputs`
-        what each layer gives, before the norm that ends the stack, `(B, M, D)`."""
+        each layer's output `(B, M, D)`, before the norm at the end of the stack."""
         x, lens = self.subsampling(X.to(self.subsampling.dtype), X_lens)
         size = x.shape[1]
         mask, kernel_lens = length_mask(lens, size), lens_for_kernels(lens)

@@ -1,4 +1,4 @@
-"""An encoder alone, as pre-training leaves it: front end and encoder, and the folder they live in."""
+"""An encoder without a decoder, the result of pre-training: front end and encoder, and the folder that holds them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asr.model.folder import WithoutStartValues, described, load_weights, write_
 
 
 class EncoderModel(nn.Module):
-    """What a recogniser can begin from (`init_from`). Of `config` it has the encoder."""
+    """A front end and encoder that a recogniser can start from (`init_from`). Only the encoder of `config` is built."""
 
     def __init__(self, features: FeatureConfig, config: ModelConfig):
         super().__init__()
@@ -23,13 +23,13 @@ class EncoderModel(nn.Module):
         self.encoder = Encoder(config)
 
     def save(self, folder: str | Path, dtype: str = "float32") -> None:
-        """Writes the model folder; `dtype` is that of the weights on disk."""
+        """Writes the model folder; `dtype` is the type of the weights on disk."""
         description = {"features": asdict(self.front_end.config), "encoder": asdict(self.encoder.config)}
         write_folder(folder, self, description, dtype)
 
     @classmethod
     def load(cls, folder: str | Path) -> EncoderModel:
-        """The encoder of a folder, in float32. Raises ModelError for what is none."""
+        """The encoder in a folder, in float32. Raises ModelError if there is none."""
         with described(folder, "encoder") as description:
             with WithoutStartValues():
                 model = cls(FeatureConfig(**description["features"]), ModelConfig(**description["encoder"]))

@@ -1,8 +1,8 @@
-"""Flash attention (Dao et al. 2022, Dao 2023) on a GPU: under a length mask or a causal one, with dropout.
+"""Flash attention (Dao et al. 2022, Dao 2023) on a GPU: with a length mask or a causal mask, and dropout.
 
-torch's own kernel knows no length mask, draws by Philox which weights it drops, and gives the gradients of queries,
-keys and values as three tensors, which are copied where one product gave them together. These kernels, in
-`asr.model.flash_kernels`, do none of that. To compiled layers they are an operator of its own.
+torch's own kernel has no length mask, uses Philox to draw which weights are dropped, and returns the gradients of
+queries, keys and values as three tensors, which must be copied if one product computed all three. The kernels here, in
+`asr.model.flash_kernels`, avoid all of that. In compiled layers they are a custom operator.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from asr.model.autocast import dtype_of_products
 
 logger = logging.getLogger(__name__)
 
-OLDEST, HOPPER = (8, 0), 9  # compute capabilities: of the first GPUs that have bfloat16 (Ampere), and of an H100
-WIDEST = 128  # of the heads, whose gradients stay in registers
+OLDEST, HOPPER = (8, 0), 9  # compute capabilities: the first GPUs with bfloat16 (Ampere), and the H100
+WIDEST = 128  # width of the widest heads, whose gradients stay in registers
 
-# of each kernel: the rows whose results one program computes, and its launch settings; few, so that many run at once
+# per kernel: the rows that one program computes, and its launch settings; few rows, so that many programs run at once
 OF_QUERIES = {"QUERIES": 64, "KEYS": 32, "num_warps": 4, "num_stages": 3}
 OF_KEYS = {"QUERIES": 32, "KEYS": 64, "num_warps": 4, "num_stages": 2}
-FEWER_REGISTERS = {"maxnreg": 128}  # of a thread: with it four blocks of keys are at work instead of three
+FEWER_REGISTERS = {"maxnreg": 128}  # per thread: with it four blocks of keys run at once instead of three
 BLOCKS = {"forward": (64, OF_QUERIES), "backward_of_queries": (64, OF_QUERIES), "backward_of_keys": (64, OF_KEYS)}
 
 
 def lens_for_kernels(lens: Tensor) -> Tensor | None:
-    """The lengths `(B,)`, where the kernels run on their device, else None."""
+    """The lengths `(B,)` if the kernels run on their device, else None."""
     return lens if lens.is_cuda and _runs_kernels(lens.device) else None
 
 
 @cache
 def _runs_kernels(device: torch.device) -> bool:
-    """Triton comes with torch, but needs a C compiler and Python's headers: whether it works is simply tried, once."""
+    """Whether Triton works, tried once: it comes with torch, but needs a C compiler and Python's headers."""
     if torch.version.hip or torch.cuda.get_device_capability(device) < OLDEST:
         return False
     try:
@@ -45,7 +45,7 @@ def _runs_kernels(device: torch.device) -> bool:
         _backward(out, q, None, None, out, *others, 1, None, 0.0)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # of a compiler, a driver, Triton: there is another way
+    except Exception as error:  # from a compiler, a driver, Triton: there is a fallback
         logger.warning(
             "attention falls back to torch's kernels, which take twice the time: our own do not run here (%s)", error
         )
@@ -54,7 +54,7 @@ def _runs_kernels(device: torch.device) -> bool:
 
 
 def fits(x: Tensor, key_dim: int, value_dim: int) -> bool:
-    """Whether the kernels compute in the type to which `x` is projected, and know such heads."""
+    """Whether the kernels support the type that `x` is projected to and heads of these widths."""
     half = dtype_of_products(x) in (torch.bfloat16, torch.float16)
     return half and key_dim == value_dim <= WIDEST and key_dim % 8 == 0
 
@@ -64,10 +64,10 @@ def flash_attention(
 ) -> Tensor:
     """dropout(softmax(Q Kᵀ / √d)) V: Q `(B, L_q, H, d)`, K and V `(B, L_k, H, d)` -> `(B, L_q, H, d)`.
 
-    What one product gives stays together: where `v` is None, `k` has V's heads after K's, `(B, L_k, 2 H, d)`, and where
-    both are, `q` has those of all three. The first `lens (B,)` keys of each utterance are seen; queries with none to
-    see give zeros. `lens` None: as many keys as queries, none of which sees a later key. Each weight is zero with
-    probability `p`."""
+    The result of one product stays in one tensor: if `v` is None, `k` has V's heads after K's, `(B, L_k, 2 H, d)`, and
+    if `k` is None, too, `q` has the heads of all three. Queries see the first `lens (B,)` keys of their utterance;
+    queries that see no keys give zeros. `lens` None: as many keys as queries, and no query sees a later key. Each
+    weight is dropped with probability `p`."""
     return _operator(q, k, v, num_heads, lens, p)[0]
 
 
@@ -75,7 +75,7 @@ def flash_attention(
 def _operator(
     q: Tensor, k: Tensor | None, v: Tensor | None, num_heads: int, lens: Tensor | None, p: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The result, logarithms of the sums of exponentials, and what is drawn for each query and each key."""
+    """The result, the log-sum-exp of each query's scores, and the numbers drawn for each query and each key."""
     from asr.model.flash_kernels import forward
 
     (B, L_q, L_k, d), device = _sizes(q, k), q.device
@@ -128,7 +128,7 @@ def _(gradient, q, k, v, *others):
 
 def _save(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     *given, ctx.num_heads, lens, ctx.p = inputs
-    ctx.set_materialize_grads(False)  # of what only the backward pass reads
+    ctx.set_materialize_grads(False)  # for outputs that only the backward pass reads
     ctx.save_for_backward(*given, lens, *output)
 
 
@@ -147,7 +147,7 @@ def _sizes(q: Tensor, k: Tensor | None) -> tuple[int, int, int, int]:
 
 
 def _parts(together: list[Tensor], num_heads: int) -> list[Tensor]:
-    """Q, K and V, or their gradients."""
+    """Q, K and V, or their gradients, as separate views."""
     return [part for x in together for part in x.split(num_heads, dim=2)]
 
 
@@ -161,13 +161,13 @@ def _launch(
     drawn: list[Tensor],
     p: float,
 ) -> None:
-    """Runs `kernel` for each block of so many `rows` of each head."""
+    """Runs `kernel` for each block of the `rows` rows of each head."""
     q, k, _ = given
     B, L_q, L_k, d = _sizes(q, k)
     parts = _parts([x.contiguous() for x in given if x is not None], num_heads)
     lens = None if lens is None else lens.contiguous()
     factors = math.log2(math.e) / math.sqrt(d), int(p * 2**32), 1 / (1 - p)
-    strides = [d * x.shape[2] for x in (q, q if k is None else k)]  # a tensor's own says nothing where there is one row
+    strides = [d * x.shape[2] for x in (q, q if k is None else k)]  # a tensor's own is arbitrary if it has one row
     constants = {"D": d, "WIDTH": max(16, 1 << (d - 1).bit_length()), "DROPS": p > 0}
     block, setting = BLOCKS[kernel.__name__]
     if setting is OF_KEYS and 32 < d <= 64 and q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == HOPPER:

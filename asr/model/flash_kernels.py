@@ -1,12 +1,12 @@
 """The kernels of `asr.model.flash_attention`, in Triton.
 
-A program has a block of queries, or of keys, of one head of one utterance, and goes through the blocks of the others.
-The D numbers of a row of queries, keys or values lie together, the heads of a frame one after another, frames
-`q_stride` or (keys and values) `k_stride` apart; results are `(B, L, H, D)`. Logarithms are to the base of two.
+A program handles a block of queries (or keys) of one head of one utterance, and loops over the blocks of keys (or
+queries). The D numbers of a row of queries, keys or values are contiguous, the heads of a frame follow one another, and
+frames are `q_stride` or (keys and values) `k_stride` apart; results are `(B, L, H, D)`. Logarithms are to base two.
 
-Which weights are dropped is decided by the product of a number of the query, odd, and one of the key, both drawn:
-whether its lower 32 bits are less than `threshold` (multiplicative hashing; Dietzfelbinger et al. 1997). The backward
-pass decides the same again.
+A weight is dropped if the lower 32 bits of the product of two random numbers, an odd one for the query and one for the
+key, are less than `threshold` (multiplicative hashing; Dietzfelbinger et al. 1997). The backward pass recomputes the
+same decisions.
 """
 
 import triton
@@ -18,7 +18,7 @@ launched = triton.jit(do_not_specialize=["H", "L_q", "L_k"])
 
 @triton.jit
 def _rows(first, rows, stride, end, D: tl.constexpr, WIDTH: tl.constexpr):
-    """Where they are, `(rows, WIDTH)`, and which of it there is: rows before `end`, D numbers of each."""
+    """The addresses of `rows`, `(rows, WIDTH)`, and which of them are real: rows before `end`, D numbers per row."""
     columns = tl.arange(0, WIDTH)
     real = rows[:, None] < end
     if D != WIDTH:
@@ -45,7 +45,7 @@ def _keeps(of_queries, of_keys, threshold):
 
 @triton.jit
 def _place(L, BLOCK: tl.constexpr, H):
-    """The utterance and the head of this program, and the first of its rows: blocks of a head run beside each other."""
+    """The utterance, the head and the first row of this program; the blocks of a head are neighbouring programs."""
     blocks = tl.cdiv(L, BLOCK)
     head = tl.program_id(0) // blocks
     return (head // H).to(tl.int64), head % H, tl.program_id(0) % blocks * BLOCK
@@ -56,7 +56,7 @@ def forward(
     Q, K, V, out, lse, lens, of_queries, of_keys, scale, threshold, enlarged, H, L_q, L_k, q_stride, k_stride,
     D: tl.constexpr, WIDTH: tl.constexpr, DROPS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """out, and lse `(B, H, L_q)`, the logarithms of the sums of exponentials. `lens` None: causal."""
+    """Computes out, and lse `(B, H, L_q)`, the log-sum-exp of each query's scores. `lens` None: causal."""
     CAUSAL: tl.constexpr = lens is None
     b, h, begin = _place(L_q, QUERIES, H)
     lse += (b * H + h) * L_q
@@ -96,8 +96,8 @@ def backward_of_queries(
     H, L_q, L_k, q_stride, k_stride,
     D: tl.constexpr, WIDTH: tl.constexpr, DROPS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """dQ from the result's gradient G, and delta `(B, H, L_q)`, the sum of each query's weights times their gradients,
-    which is that of the result times G (Dao et al. 2022, appendix B.2)."""
+    """Computes dQ from the result's gradient G, and delta `(B, H, L_q)`, the sum of each query's weights times their
+    gradients, which equals the sum of its result times G (Dao et al. 2022, appendix B.2)."""
     CAUSAL: tl.constexpr = lens is None
     b, h, begin = _place(L_q, QUERIES, H)
     lse += (b * H + h) * L_q
@@ -137,7 +137,7 @@ def backward_of_keys(
     H, L_q, L_k, q_stride, k_stride,
     D: tl.constexpr, WIDTH: tl.constexpr, DROPS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV, zeros in the padding."""
+    """Computes dK and dV, with zeros in the padding."""
     CAUSAL: tl.constexpr = lens is None
     b, h, begin = _place(L_k, KEYS, H)
     lse += (b * H + h) * L_q

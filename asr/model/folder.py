@@ -1,6 +1,6 @@
-"""The folder that a model lives in: `model.safetensors` and `config.json`. Nothing in it is ever unpickled.
+"""The folder that holds a model: `model.safetensors` and `config.json`. Nothing in it is ever unpickled.
 
-Weights on disk are float32, float16 or int8; in int8 each row of a matrix has a scale of its own, stored beside it.
+Weights on disk are float32, float16 or int8; in int8 each row of a matrix has its own scale, stored next to the matrix.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}  # of weights on disk
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}  # types of weights on disk
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-SCALE = ".scale"  # after the name of a tensor in int8
-KINDS = {  # by what config.json calls their shape
+SCALE = ".scale"  # suffix to the name of an int8 tensor
+KINDS = {  # by the key of the model's shape in config.json
     "model": "a recogniser",
     "language_model": "a language model (asr.train_lm)",
     "encoder": "an encoder alone (asr.pretrain), where asr.train init_from=... can begin",
@@ -28,13 +28,13 @@ KINDS = {  # by what config.json calls their shape
 
 
 class ModelError(ValueError):
-    """A folder that holds no model that this version can read; the message names the folder."""
+    """Raised if a folder holds no model that this version can read; the message names the folder."""
 
 
 def write_folder(folder: str | Path, module: nn.Module, description: dict[str, Any], dtype: str) -> None:
     """Writes the weights of `module`, each shared tensor once, parameters in `dtype` (with int8, those of one
-    dimension in float16), and the description. Weights that were there are whole until the new ones are, for those who
-    read them meanwhile, too."""
+    dimension in float16), and the description. Existing weights stay intact until the new ones are complete, also for
+    concurrent readers."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=True)}
@@ -51,7 +51,7 @@ def write_folder(folder: str | Path, module: nn.Module, description: dict[str, A
 
 
 def _quantized(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """`tensor (rows, ...)` as int8, and the scale of each row, float32, by which it is to be multiplied."""
+    """`tensor (rows, ...)` as int8, and the float32 scale that each row has to be multiplied by."""
     scale = tensor.float().flatten(1).abs().amax(dim=1).clamp(min=1e-12) / 127
     return (tensor.float() / _beside(scale, tensor)).round().to(torch.int8).contiguous(), scale
 
@@ -61,7 +61,7 @@ def _beside(scale: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file; those in int8 as the float32 that they stand for."""
+    """The tensors of a file; int8 tensors are converted back to float32."""
     tensors = load_file(path)
     for name in [name for name in tensors if name + SCALE in tensors]:
         scale = tensors.pop(name + SCALE)
@@ -70,7 +70,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Writes a safetensors file in one step, readable as the umask says (`save_file` lets its owner alone read it)."""
+    """Writes a safetensors file atomically, with permissions by the umask (`save_file` lets only its owner read it)."""
     unfinished = path.with_name(f".{path.name}")
     unfinished.unlink(missing_ok=True)
     unfinished.touch()
@@ -83,7 +83,7 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 class WithoutStartValues(TorchFunctionMode):
     """Modules built inside draw no random numbers: their weights are about to be overwritten.
 
-    Building them on the meta device would do too, but it imports a second's worth of torch's compiler."""
+    Building them on the meta device would work, too, but imports torch's compiler, which takes a second."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in (Tensor.normal_, Tensor.uniform_):
@@ -93,8 +93,8 @@ class WithoutStartValues(TorchFunctionMode):
 
 @contextlib.contextmanager
 def described(folder: str | Path, *kinds: str) -> Iterator[dict[str, Any]]:
-    """What `config.json` says of a folder that holds one of `kinds`; whatever proves wrong with the folder, inside the
-    block, too, is a ModelError."""
+    """The contents of `config.json`, for a folder that holds one of `kinds`; any error with the folder, including those
+    raised inside the block, becomes a ModelError."""
     folder = Path(folder)
     try:
         description = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -111,12 +111,12 @@ def described(folder: str | Path, *kinds: str) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise ModelError(f"{folder}: not a model folder ({error.strerror or error})") from None
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split("\n")[:2]).replace("\t", "")  # torch says in the second what does not fit
+        reason = " ".join(str(error).split("\n")[:2]).replace("\t", "")  # torch's second line says what does not fit
         raise ModelError(f"{folder}: not a model that this version can read ({reason})") from None
 
 
 def load_weights(module: nn.Module, folder: str | Path) -> None:
-    """Copies the weights of a folder into `module`; a tensor that it holds under several names is stored under the
+    """Copies the weights in a folder into `module`; a tensor that `module` has under several names is stored under the
     first."""
     weights = _read_tensors(Path(folder) / WEIGHTS)
     first = {parameter: name for name, parameter in module.named_parameters()}

@@ -1,5 +1,5 @@
-"""Other toolkits' checkpoints as models of ours, and back: Whisper's as OpenAI writes them, Whisper's and Speech2Text's
-as Hugging Face does. Their weights keep their values and change their names; what else they are is in `ModelConfig`.
+"""Import of other toolkits' checkpoints (Whisper from OpenAI, Whisper and Speech2Text from Hugging Face), and export to
+Hugging Face. Weights keep their values and change their names; all other differences are settings in `ModelConfig`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asr.text.speech2text import Speech2TextTokenizer
 from asr.text.tokenizer import Tokenizer
 from asr.text.whisper import WhisperTokenizer
 
-# what parts of our weights' names become in theirs, one after another
+# parts of our weights' names and their replacements in the other toolkit's names, applied in order
 Renaming = tuple[tuple[str, str], ...]
 HUGGING_FACE: Renaming = (
     ("encoder.", "model.encoder."),
@@ -68,7 +68,7 @@ OPENAI: Renaming = (
     ("decoder.norm", "decoder.ln"),
     ("embedding", "token_embedding"),
 )
-# fields of ModelConfig and what Hugging Face's config.json calls them
+# fields of ModelConfig and their names in Hugging Face's config.json
 FIELDS = {
     "d_model": "d_model",
     "encoder_layers": "encoder_layers",
@@ -78,32 +78,32 @@ FIELDS = {
     "max_positions": "max_target_positions",
 }
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, EOFError, RuntimeError, SafetensorError)
-WINDOW = 30.0  # seconds that Whisper hears at once
+WINDOW = 30.0  # seconds of audio that Whisper processes at once
 ENCODER_POSITIONS = ("model.encoder.embed_positions.weight", "encoder.positional_embedding")  # HUGGING_FACE, OPENAI
-OUTPUT, EMBEDDING = "decoder.output.weight", "decoder.embedding.weight"  # one matrix
+OUTPUT, EMBEDDING = "decoder.output.weight", "decoder.embedding.weight"  # the same matrix
 
 
 class WhisperTask(NamedTuple):
-    """What a Whisper is imported for; of a Speech2Text only the language counts, that of its text."""
+    """The task that a Whisper model is imported for; for Speech2Text only the language matters, that of its text."""
 
-    language: str = "en"  # of the speech; what a multilingual model is told
+    language: str = "en"  # of the speech, as a multilingual model is told
     task: str = "transcribe"  # or translate, into English
-    timestamps: bool = False  # whether it writes times, too
-    window: float = WINDOW  # seconds that sounds are padded to: 30 in its training, less is quicker
+    timestamps: bool = False  # whether the model writes timestamps, too
+    window: float = WINDOW  # seconds that audio is padded to: 30 in Whisper's training, less is faster
 
     @property
     def normalizer(self) -> str:
-        """Of the text that it writes."""
+        """The normaliser of the text that the model writes."""
         return "english" if self.language == "en" or self.task == "translate" else "neutral"
 
 
 def import_model(
     source: str | Path, vocabulary: str | Path | None = None, wanted: WhisperTask | None = None
 ) -> SpeechModel:
-    """The model of an OpenAI `.pt` file, or of a Hugging Face folder of Whisper or Speech2Text.
+    """The model in an OpenAI `.pt` file, or in a Hugging Face folder of Whisper or Speech2Text.
 
-    `vocabulary` is the file of Whisper's tokens, `.tiktoken` or `vocab.json`, by default the one beside the weights.
-    `wanted` None: English, as it was trained. Raises ModelError saying what is wrong."""
+    `vocabulary` is the file of Whisper's tokens, `.tiktoken` or `vocab.json`, by default the one next to the weights.
+    `wanted` None: English, with the window of its training. Raises ModelError with the reason."""
     source, wanted = Path(source), wanted or WhisperTask()
     try:
         if source.is_dir():
@@ -111,7 +111,7 @@ def import_model(
         return _from_openai(source, vocabulary, wanted)
     except FileNotFoundError as error:
         raise ModelError(f"{source}: {error.filename or 'model.safetensors'} is missing") from None
-    except pickle.UnpicklingError:  # torch's own words advise to load it unsafely
+    except pickle.UnpicklingError:  # torch's own message advises unsafe loading
         raise ModelError(f"{source}: cannot be imported (not a checkpoint of weights alone)") from None
     except ModelError:
         raise
@@ -123,7 +123,7 @@ def import_model(
 def export_model(model: SpeechModel, folder: str | Path) -> None:
     """Writes an imported model as a Hugging Face folder: `config.json` and `model.safetensors`, and the vocabulary.
 
-    Raises ModelError for a model that has not the form of Whisper or Speech2Text."""
+    Raises ModelError for a model that does not have the form of Whisper or Speech2Text."""
     config, folder = model.transformer.config, Path(folder)
     is_whisper = config.subsampler == "conv1d"
     positions = (config.positions, config.positions_of_decoder)
@@ -165,7 +165,7 @@ def _built(
     renaming: Renaming,
     normalizer: str,
 ) -> SpeechModel:
-    """The model with their weights. Raises ValueError for one that is missing or of another shape."""
+    """The model with the imported weights. Raises ValueError for a missing weight, a wrong shape or wrong sinusoids."""
     with WithoutStartValues():
         transformer = Transformer(config)
     state = {}
@@ -305,7 +305,7 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
 
 
 def _memory_frames(model: SpeechModel) -> int:
-    """Of Whisper's whole window, whatever ours is: its own software pads to that."""
+    """Encoder frames in Whisper's full window, whatever the model's window is: Whisper's own software pads to it."""
     return round(WINDOW * model.front_end.config.frames_per_second) // model.transformer.config.subsampling
 
 

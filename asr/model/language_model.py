@@ -23,15 +23,15 @@ from asr.text.tokenizer import Tokenizer
 
 
 class LanguageModel(TokenStack):
-    """Tokens to log-posteriors of the next token. Of the configuration it has the decoder's depth."""
+    """Tokens to log-posteriors of the next token. Its depth is that of the configuration's decoder."""
 
     def __init__(self, config: ModelConfig):
-        # its layers ask for what is the encoder's: positions, and a window
+        # its layers use the encoder's settings for positions and window
         config = replace(config, positions=config.positions_of_decoder, attention_left=None, attention_right=None)
         super().__init__(config, partial(TransformerEncoderLayer, causal=True))
 
     def forward(self, Y_in: Tensor) -> Tensor:
-        """Log-posteriors `(B, T', V)` of the token after each of `Y_in (B, T')`, float32."""
+        """Log-posteriors `(B, T', V)` of the token after each token of `Y_in (B, T')`, float32."""
         x = self.embed(Y_in)
         kernel_lens = lens_for_kernels(Y_in.new_full((len(Y_in),), Y_in.shape[1]))
         for layer in self.layers:
@@ -39,11 +39,11 @@ class LanguageModel(TokenStack):
         return self.log_posteriors(x)
 
     def start(self, batch: int, width: int) -> AttentionCache:
-        """The cache before the first step, for `batch` utterances of `width` hypotheses each."""
+        """The cache before the first step, for `batch` utterances with `width` hypotheses each."""
         return AttentionCache.empty(self.config, len(self.layers), batch, width, self.embedding.weight)
 
     def step(self, tokens: Tensor, cache: AttentionCache) -> tuple[Tensor, AttentionCache]:
-        """Log-posteriors `(B, W, V)` of the token after `tokens (B, W)`, each the newest of its hypothesis."""
+        """Log-posteriors `(B, W, V)` of the token after each of `tokens (B, W)`, the newest of their hypotheses."""
         cache, newest = cache.next_position()
         x = self.embed_newest(tokens, newest.position)
         for layer, past in zip(self.layers, cache.layers, strict=True):
@@ -52,7 +52,7 @@ class LanguageModel(TokenStack):
 
 
 class TextModel(nn.Module):
-    """A language model with its tokenizer, and the folder they live in."""
+    """A language model with its tokenizer, and the folder that holds them."""
 
     def __init__(self, transformer: LanguageModel, tokenizer: Tokenizer, normalizer: str = "english"):
         super().__init__()
@@ -61,14 +61,14 @@ class TextModel(nn.Module):
         self.normalizer_name = normalizer
 
     def save(self, folder: str | Path, dtype: str = "float32") -> None:
-        """Writes the model folder; `dtype` is that of the weights on disk."""
+        """Writes the model folder; `dtype` is the type of the weights on disk."""
         description = {"language_model": asdict(self.transformer.config), "normalizer": self.normalizer_name}
         write_folder(folder, self.transformer, description, dtype)
         save_tokenizer(self.tokenizer, folder)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> TextModel:
-        """The language model of a folder, in float32 and evaluation mode. Raises ModelError for what is none."""
+        """The language model in a folder, in float32 and evaluation mode. Raises ModelError if there is none."""
         with described(folder, "language_model") as description:
             with WithoutStartValues():
                 transformer = LanguageModel(ModelConfig(**description["language_model"]))

@@ -1,4 +1,4 @@
-"""Layers: feed-forward, convolution, residual connections, and the encoder and decoder layers made of them."""
+"""Layers: feed-forward, convolution, residual connections, and the encoder and decoder layers built from them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Residual(nn.Module):
     """A sub-layer's residual connection and layer norm.
 
     Post-norm (the paper): norm(x + dropout(sub(x))). Pre-norm: x + dropout(sub(norm(x))). `weight` scales the
-    sub-layer's part (the Conformer's half steps). Under autocast the residual stream of a pre-norm stack, which grows
+    sub-layer's output (the Conformer's half steps). Under autocast the residual stream of a pre-norm stack, which grows
     from layer to layer, stays float32; a post-norm layer's output, which is normalised, is cast to autocast's type."""
 
     def __init__(self, config: ModelConfig, weight: float = 1.0):
@@ -79,7 +79,7 @@ class TransformerEncoderLayer(nn.Module):
         return self.ffn_residual(x, self.ffn)
 
     def step(self, x: Tensor, past: tuple[Tensor, Tensor], newest: StepPosition) -> Tensor:
-        """The newest position of W hypotheses, as in `MultiHeadAttention.step`: the layer of a language model."""
+        """The newest position of W hypotheses, as in `MultiHeadAttention.step`, for language models."""
         x = self.attention_residual(x, lambda y: self.attention.step(y, past, newest))
         return self.ffn_residual(x, self.ffn)
 
@@ -87,7 +87,7 @@ class TransformerEncoderLayer(nn.Module):
 class ConvolutionModule(nn.Module):
     """Pointwise conv, GLU, depthwise conv, norm, SiLU, pointwise conv (Gulati et al. 2020, section 2.2).
 
-    Layer norm stands in for batch norm: its result does not depend on the rest of the batch."""
+    Layer norm replaces batch norm: its result does not depend on the rest of the batch."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -98,7 +98,7 @@ class ConvolutionModule(nn.Module):
         self.output = nn.Linear(D, D)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """`x (B, L, D)`, `mask (B, 1, 1, L)`: the padding is zero to the convolution."""
+        """`x (B, L, D)`, `mask (B, 1, 1, L)`: padding that the convolution sees as zeros."""
         x = nn.functional.glu(self.expand(x), dim=-1)
         if mask is not None:
             x = x.masked_fill(mask[:, 0, 0, :, None], 0.0)
@@ -110,7 +110,7 @@ class ConvolutionModule(nn.Module):
             with torch.autocast("cpu", enabled=False):
                 return self._depthwise(x.float()).to(self.norm.weight.dtype)
         if x.dtype == torch.float32 and not torch.compiler.is_compiling():
-            return self.depthwise(x.transpose(1, 2)).transpose(1, 2)  # a third of cuDNN's time in two dimensions
+            return self.depthwise(x.transpose(1, 2)).transpose(1, 2)  # a third of the time of cuDNN in two dimensions
         return self._depthwise(x)
 
     def _depthwise(self, x: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class TransformerDecoderLayer(nn.Module):
         weights: list[Tensor] | None = None,
         kernel_lens: Tensor | None = None,
     ) -> Tensor:
-        """`x (B, T', D)`, each position of which sees those up to itself, `memory (B, M, D)` under
+        """`x (B, T', D)`, of which each position sees itself and earlier ones, `memory (B, M, D)` with
         `memory_mask (B, 1, 1, M)`, `kernel_lens` as for attention."""
         x = self.self_attention_residual(x, lambda y: self.self_attention(y, kernel_lens=kernel_lens))
         x = self.cross_attention_residual(
@@ -182,26 +182,26 @@ class TransformerDecoderLayer(nn.Module):
         cross: tuple[Tensor, Tensor],
         memory_mask: Tensor,
     ) -> Tensor:
-        """The newest position of W hypotheses an utterance, `x (B, W, D)`; `past` as in `MultiHeadAttention.step`;
-        `cross` are the memory's keys and values `(B, H, M, d)`: the W hypotheses are so many queries to them."""
+        """The newest position of W hypotheses per utterance, `x (B, W, D)`; `past` as in `MultiHeadAttention.step`;
+        `cross`: the memory's keys and values `(B, H, M, d)`, to which the W hypotheses are W queries."""
         x = self.self_attention_residual(x, lambda y: self.self_attention.step(y, past, newest))
         x = self.cross_attention_residual(x, lambda y: self.cross_attention.attend(y, *cross, mask=memory_mask))
         return self.ffn_residual(x, self.ffn)
 
 
 def layers_of(stack: nn.Module) -> list[nn.Module]:
-    """The encoder's and the decoder's layers in `stack`."""
+    """The encoder and decoder layers in `stack`."""
     kinds = TransformerEncoderLayer | ConformerEncoderLayer | TransformerDecoderLayer
     return [module for module in stack.modules() if isinstance(module, kinds)]
 
 
 @torch.no_grad()
 def start_near_identity(stack: nn.ModuleList) -> None:
-    """Start values of a pre-norm stack: biases zero, and what each sub-layer adds to the residual stream smaller by the
-    root of their number, as in GPT-2 (Radford et al. 2019, section 2.3).
+    """Initialises a pre-norm stack: biases to zero, and what each sub-layer adds to the residual stream scaled down by
+    the square root of the number of sub-layers, as in GPT-2 (Radford et al. 2019, section 2.3).
 
-    Without it each sub-layer adds about as much that is constant over time (biases, attention that is still even) as it
-    receives; the speech is lost after a dozen of them, and CTC stays for long on its plateau of blanks."""
+    Otherwise each sub-layer adds a signal that is constant over time (biases, still uniform attention) and about as
+    large as its input; a dozen sub-layers drown the speech, and CTC stays on its plateau of blanks for a long time."""
     for module in stack.modules():
         if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
             module.bias.zero_()
@@ -211,7 +211,7 @@ def start_near_identity(stack: nn.ModuleList) -> None:
 
 
 def last_linears(stack: nn.Module) -> list[nn.Linear]:
-    """The last linear layer of each sub-layer in `stack`: what it gives is added to the residual stream."""
+    """The last linear layer of each sub-layer in `stack`, whose output is added to the residual stream."""
     linears = []
     for module in stack.modules():
         if isinstance(module, FeedForward):

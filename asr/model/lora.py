@@ -1,5 +1,5 @@
-"""Low-rank adaptation of a trained model (LoRA, Hu et al. 2021): its weights stay as they are, and every linear layer
-within the encoder's and the decoder's layers learns what is added to its own, the product of two thin matrices."""
+"""Low-rank adaptation of a trained model (LoRA, Hu et al. 2021): its weights stay frozen, and every linear layer in the
+encoder's and decoder's layers learns an update that is added to its weight, the product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch.nn.utils import parametrize
 
 from asr.model.layers import layers_of
 
-ORIGINAL = ".parametrizations.weight.original"  # what torch calls the weight that something is added to
+ORIGINAL = ".parametrizations.weight.original"  # torch's name for a weight that an update is added to
 
 
 class LowRank(nn.Module):
-    """W + B A: `weight (out, in)` and the product of `up (out, rank)`, zero at first, and `down (rank, in)`."""
+    """W + B A: `weight (out, in)` plus the product of `up (out, rank)`, initially zero, and `down (rank, in)`."""
 
     def __init__(self, weight: Tensor, rank: int):
         super().__init__()
         self.up = nn.Parameter(weight.new_zeros(weight.shape[0], rank))
         self.down = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
-        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))  # as a linear layer begins
+        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))  # initialised like a linear layer
 
     def forward(self, weight: Tensor) -> Tensor:
-        """`(out, in)`; under autocast in its type, in which less than a thousandth of the weight is hardly seen."""
+        """The sum `(out, in)`; under autocast in its type, which hardly resolves a thousandth of the weight or less."""
         return torch.addmm(weight, self.up, self.down)
 
 
 def add_low_rank(model: nn.Module, rank: int, trained: tuple[str, ...] = ()) -> None:
-    """Gives each linear layer of the encoder's and decoder's layers its two matrices, in place, but for frozen ones. Of
-    all else that is left to train what has a name that begins with one of `trained`."""
+    """Adds two matrices to each linear layer in the encoder's and decoder's layers, except frozen ones, in place. Of
+    all other parameters, only those whose names start with one of `trained` stay trainable."""
     linears = [m for layer in layers_of(model) for m in layer.modules() if isinstance(m, nn.Linear)]
     linears = [linear for linear in linears if linear.weight.requires_grad]
     for name, parameter in model.named_parameters():
@@ -40,7 +40,7 @@ def add_low_rank(model: nn.Module, rank: int, trained: tuple[str, ...] = ()) -> 
 
 
 def merge_low_rank(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a model that `add_low_rank` was given as those of one that it was not."""
+    """Converts the weights of a model with `add_low_rank` to those of the same model without it."""
     merged = {name: weight for name, weight in weights.items() if ".parametrizations." not in name}
     for name, weight in weights.items():
         if name.endswith(ORIGINAL):

@@ -1,5 +1,5 @@
 """Masks. Everywhere in this package a mask is bool and True means masked out; decoding, which uses one mask for many
-layers, turns it into the numbers that attention adds to its scores beforehand."""
+layers, converts it beforehand into the numbers that attention adds to its scores."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def length_mask(lens: Tensor, size: int) -> Tensor:
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What to add to the scores: 0 where `mask` is False, the lowest finite number where it is True.
+    """Numbers to add to the scores: 0 where `mask` is False, the lowest finite number where it is True.
 
-    A row that is masked out whole then attends to everything alike, where the bool mask gives zeros."""
+    A fully masked row then attends to all keys equally, while the bool mask gives zeros."""
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, torch.finfo(dtype).min)
 
 
@@ -25,7 +25,7 @@ def causal_mask(size: int, device: torch.device | None = None) -> Tensor:
 
 
 def either(mask: Tensor | None, other: Tensor) -> Tensor:
-    """What one of two bool masks covers, the first of which may be none."""
+    """The union of two bool masks, of which the first may be None."""
     return other if mask is None else mask | other
 
 

@@ -20,9 +20,9 @@ def sinusoids(length: int, d_model: int, offset: int = 0, device: torch.device |
 
 
 def sinusoids_in_halves(length: int, d_model: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
-    """All sines, then all cosines, of angles pos / 10000^(i / (D/2 - 1)): `(length, D)`.
+    """All sines, then all cosines, of the angles pos / 10000^(i / (D/2 - 1)): `(length, D)`.
 
-    The form of tensor2tensor, fairseq and Whisper; the slowest angle is exactly pos / 10000."""
+    The variant in tensor2tensor, fairseq and Whisper; the slowest angle is exactly pos / 10000."""
     position = torch.arange(offset, offset + length, device=device, dtype=torch.float32)
     half = d_model // 2
     step = math.log(10000.0) / max(half - 1, 1)
@@ -34,9 +34,9 @@ SINUSOIDS = {"sinusoidal": sinusoids, "sinusoidal_halves": sinusoids_in_halves}
 
 
 class Positions(nn.Module):
-    """What an encoder or a decoder does with its input `(B, L, D)`: scale it, add positions, drop out.
+    """Scales the input `(B, L, D)` of an encoder or decoder, adds positions, and applies dropout.
 
-    Rotary positions are added inside the attention instead, by `rotate`."""
+    Rotary positions are instead applied in the attention, by `rotate`."""
 
     def __init__(self, config: ModelConfig, kind: str | None = None):
         super().__init__()
@@ -48,18 +48,18 @@ class Positions(nn.Module):
             self.table = nn.Embedding(config.max_positions, config.d_model)
             nn.init.normal_(self.table.weight, std=0.02)
         elif self.kind in SINUSOIDS:
-            self.cached = torch.empty(0, config.d_model)  # no buffer: each process may have computed another length
+            self.cached = torch.empty(0, config.d_model)  # not a buffer: its length may differ between processes
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
-        """`x (B, L, D)` at positions from `offset`. Raises ValueError past the end of a learned table."""
+        """`x (B, L, D)` at positions from `offset` on. Raises ValueError past the end of a learned table."""
         x = x * self.scale
         if self.kind != "rotary":
             x = x + self.vectors(offset, offset + x.shape[1], x.device).to(x.dtype)
         return self.dropout(x)
 
     def vectors(self, first: int, end: int, device: torch.device) -> Tensor:
-        """What is added at the positions from `first` to before `end`: `(end - first, D)`."""
-        if torch.compiler.is_exporting():  # the length is not known yet, and so no table as long
+        """The vectors added at the positions from `first` up to, but not including, `end`: `(end - first, D)`."""
+        if torch.compiler.is_exporting():  # the length is not known yet, so no table is made
             if self.kind == "learned":
                 return self.table(torch.arange(first, end, device=device))
             return SINUSOIDS[self.kind](end - first, self.cached.shape[1], self.first + first, device)
@@ -67,14 +67,14 @@ class Positions(nn.Module):
             if end > self.table.num_embeddings:
                 raise ValueError(f"{end} positions are more than model.max_positions={self.table.num_embeddings}")
             return self.table.weight[first:end]
-        table = self.cached  # of the moment: another thread may put its own there
+        table = self.cached  # a local reference: another thread may replace the table
         if end > len(table) or table.device != device:
             table = self.cached = SINUSOIDS[self.kind](max(1000, 2 * end), table.shape[1], self.first, device)
         return table[first:end]
 
 
 def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Turns pair i of `x (B, H, L, d_k)` by pos / 10000^(2i/d_k): Q Kᵀ then depends on distances alone.
+    """Rotates pair i of `x (B, H, L, d_k)` by pos / 10000^(2i/d_k): Q Kᵀ then depends only on distances.
 
     `positions (L,)` None: 0 to L - 1."""
     half = x.shape[-1] // 2
@@ -87,6 +87,6 @@ def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
 
 
 def rotary_angles(positions: Tensor, key_dim: int) -> Tensor:
-    """The angles by which `rotate` turns the pairs of queries and keys at `positions (L,)`: `(L, d_k / 2)`."""
+    """The angles by which `rotate` rotates the pairs of queries and keys at `positions (L,)`: `(L, d_k / 2)`."""
     half = key_dim // 2
     return positions[:, None] * 10000.0 ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)

@@ -1,4 +1,4 @@
-"""Log-posteriors over the vocabulary, which has seldom a size that a GPU likes."""
+"""Log-posteriors over the vocabulary, whose size rarely suits a GPU."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-ALIGNED = 8  # columns of half precision: products of rows that begin elsewhere take four times as long on a GPU
+ALIGNED = 8  # columns in half precision: products of rows that are not aligned to it take four times as long on a GPU
 
 
 def log_posteriors(output: nn.Module, x: Tensor) -> Tensor:
-    """log softmax of what the linear layer `output` makes of `x (..., D)`: `(..., V)`, float32.
+    """log softmax of the linear layer `output` applied to `x (..., D)`: `(..., V)`, float32.
 
-    On a GPU a training, with its many rows, pads the vocabulary."""
+    In training on a GPU, with its many rows, the vocabulary is padded."""
     missing = -output.out_features % ALIGNED if x.is_cuda and torch.is_grad_enabled() else 0
     if not missing:
         return output(x).float().log_softmax(dim=-1)

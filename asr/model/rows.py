@@ -1,4 +1,4 @@
-"""Rows of a batch, copied whole: of tensors, and of the states that a search is made of."""
+"""Selection of whole rows of a batch, from tensors and from the states of a search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 def select_rows(x: Tensor, index: Tensor) -> Tensor:
     """`x[b, index[b, i]]`: `x (B, N, ...)`, `index (B, I)` -> `(B, I, ...)`.
 
-    What `gather` with an expanded index gives, which looks up every number of a row by itself: on a CPU this is up to
+    The same as `gather` with an expanded index, which looks up each number of a row separately: on a CPU this is up to
     forty times as fast."""
     B, N = x.shape[:2]
     rows = index + N * torch.arange(B, device=x.device)[:, None]
@@ -20,7 +20,7 @@ def select_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def select(state: Any, utterances: Tensor) -> Any:
-    """A tensor `(B, ...)`, or lists, tuples and dataclasses of such, for some of the utterances; all else as is."""
+    """Selects utterances from a tensor `(B, ...)`, or from lists, tuples and dataclasses of them; keeps all else."""
     if isinstance(state, Tensor):
         return state.index_select(0, utterances)
     if isinstance(state, list | tuple):

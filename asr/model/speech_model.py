@@ -1,7 +1,7 @@
-"""A model as it is shipped: features, Transformer, tokenizer and normaliser, and the folder they live in.
+"""A complete model as it is shipped: features, Transformer, tokenizer and normaliser, and the folder that holds them.
 
-The folder holds `model.safetensors`, `config.json`, the tokenizer's file and, where it was trained here, the bigram of
-its transcripts.
+The folder has `model.safetensors`, `config.json`, the tokenizer's file and, if the model was trained with this package,
+the bigram of its transcripts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from asr.text.tokenizer import Tokenizer
 
 
 class SpeechModel(nn.Module):
-    """Sound `(B, N)`, matrices `(B, T, d)` or token ids `(B, T)`, and tokens, to posteriors; with all that text needs
-    around it."""
+    """Audio `(B, N)`, matrices `(B, T, d)` or token ids `(B, T)`, and target tokens, to posteriors; with everything
+    that text processing needs."""
 
     def __init__(
         self, features: FeatureConfig, transformer: Transformer, tokenizer: Tokenizer, normalizer: str = "english"
@@ -37,7 +37,7 @@ class SpeechModel(nn.Module):
         self.tokenizer = tokenizer
         self.normalizer_name = normalizer
         self.normalize = get_normalizer(normalizer)
-        self.trained_seconds: float | None = None  # as long as nearly all utterances of its training, where it is known
+        self.trained_seconds: float | None = None  # nearly all its training utterances are at most so long, if known
 
     @property
     def device(self) -> torch.device:
@@ -49,7 +49,7 @@ class SpeechModel(nn.Module):
         return self.transformer(X, X_lens, Y, Y_lens)
 
     def save(self, folder: str | Path, dtype: str = "float32") -> None:
-        """Writes the model folder; `dtype` is that of the Transformer's weights on disk."""
+        """Writes the model folder; `dtype` is the type of the Transformer's weights on disk."""
         description = {
             "features": asdict(self.front_end.config),
             "model": asdict(self.transformer.config),
@@ -65,7 +65,7 @@ class SpeechModel(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> SpeechModel:
-        """The model of a folder, in float32 and evaluation mode. Raises ModelError saying what is wrong with it."""
+        """The model in a folder, in float32 and evaluation mode. Raises ModelError with the reason."""
         with described(folder, "model") as description:
             with WithoutStartValues():
                 transformer = Transformer(ModelConfig(**description["model"]))

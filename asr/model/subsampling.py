@@ -1,7 +1,7 @@
-"""What stands before the encoder. For sound, convolutional subsampling: fewer, wider frames.
+"""The input layers of the encoder. For audio, convolutional subsampling to fewer, wider frames.
 
-Over time and frequency (Dong et al. 2018, Speech-Transformer), or over time alone, as Whisper (Radford et al. 2022) and
-fairseq's S2T (Wang et al. 2020) do it. For sequences that are slow already, a linear layer; for text, an embedding.
+Over time and frequency (Dong et al. 2018, Speech-Transformer), or over time only, as in Whisper (Radford et al. 2022)
+and fairseq's S2T (Wang et al. 2020). For sequences with a low frame rate, a linear layer; for text, an embedding.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ CONVOLUTIONS = {
     6: ((3, 2), (5, 3)),
     8: ((3, 2), (3, 2), (3, 2)),
 }
-# output frames: a longer sound is subsampled in parts, for between the convolutions it is 30 times as large
+# output frames: longer audio is subsampled in parts, because it is 30 times as large between the convolutions
 PART = 1000
 
 
 class ConvSubsampling(nn.Module):
-    """X `(B, T, d)` -> `(B, T / factor, D)`. Nothing is padded: an output frame sees real frames alone."""
+    """X `(B, T, d)` -> `(B, T / factor, D)`. Nothing is padded: an output frame sees only real frames."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -43,7 +43,7 @@ class ConvSubsampling(nn.Module):
 
     @property
     def reach(self) -> int:
-        """Frames that one output frame sees."""
+        """The number of frames that one output frame sees."""
         reach = 1
         for kernel, stride in reversed(self.shapes):
             reach = (reach - 1) * stride + kernel
@@ -51,7 +51,7 @@ class ConvSubsampling(nn.Module):
 
     @property
     def centre(self) -> float:
-        """The middle of what the first output frame sees: 0 is the first frame's."""
+        """The middle of the frames that the first output frame sees; 0 is the middle of the first frame."""
         return (self.reach - 1) / 2
 
     @property
@@ -64,30 +64,30 @@ class ConvSubsampling(nn.Module):
             X = nn.functional.pad(X, (0, 0, 0, self.reach - X.shape[1]))
         if torch.is_grad_enabled() or X.shape[1] <= PART * self.factor:
             return self._subsample(X), self.output_lens(X_lens)
-        # each reaches into the next as far as its last output frame sees
+        # each part extends into the next one as far as its last output frame sees
         begins = range(0, X.shape[1] - self.reach + 1, PART * self.factor)
         parts = [X[:, begin : begin + (PART - 1) * self.factor + self.reach] for begin in begins]
         return torch.cat([self._subsample(part) for part in parts], dim=1), self.output_lens(X_lens)
 
     def _subsample(self, X: Tensor) -> Tensor:
         first, *others = self.convolutions
-        # from a single channel cuDNN's kernels take twice as long, and oneDNN's a tenth less
+        # for a single input channel cuDNN's kernels take twice as long as this product, and oneDNN's a tenth less
         x = product_with_windows(to_autocast_dtype(X), first) if X.is_cuda else first(X.unsqueeze(1))
         for layer in others:
             x = layer(x)
         return self.output(x.permute(0, 2, 3, 1).flatten(2))
 
     def output_lens(self, lens: Tensor) -> Tensor:
-        """Lengths after subsampling, from lengths `(B,)` before it."""
+        """Lengths after subsampling, given the lengths `(B,)` before it."""
         for kernel, stride in self.shapes:
             lens = torch.div(lens - kernel, stride, rounding_mode="floor") + 1
         return lens.clamp(min=0)
 
 
 def product_with_windows(X: Tensor, convolution: nn.Conv2d) -> Tensor:
-    """What a convolution from one channel makes of X `(B, T, d)`, `(B, C, T', d')` in channels-last: the product of its
-    windows with the weights. A window of 3 x 3 has a row and a column more, with weights of zero: 16 numbers, of which
-    a GPU makes products in a third of the time that 9 take."""
+    """A convolution with one input channel, X `(B, T, d)` -> `(B, C, T', d')` in channels-last, as the product of X's
+    windows with the weights. A 3 x 3 window gets another row and column, with weights of zero: a GPU multiplies these
+    16 numbers in a third of the time that it needs for 9."""
     (height, width), (down, right) = convolution.kernel_size, convolution.stride
     bottom, side = height % 2, width % 2
     X, weight = (nn.functional.pad(x, (0, side, 0, bottom)) for x in (X, convolution.weight))
@@ -98,8 +98,8 @@ def product_with_windows(X: Tensor, convolution: nn.Conv2d) -> Tensor:
 class Conv1dSubsampling(nn.Module):
     """X `(B, T, d)` -> `(B, T / factor, D)` by two convolutions over time, padded with zeros by half their kernels.
 
-    As each checkpoint has it: kernel 3, strides 1 and 2, GELU (Whisper); kernel 5, strides 2 and 2, GLU with
-    `subsampling_channels` before it (S2T). Past its end an utterance is zeros before each convolution, as it is alone.
+    As in the original models: kernel 3, strides 1 and 2, GELU (Whisper); kernel 5, strides 2 and 2, GLU with
+    `subsampling_channels` before it (S2T). Padding is zeroed before each convolution, as for an utterance by itself.
     """
 
     centre = 0.0
@@ -131,7 +131,7 @@ class Conv1dSubsampling(nn.Module):
         return x.transpose(1, 2), lens
 
     def output_lens(self, lens: Tensor) -> Tensor:
-        """Lengths after subsampling, from lengths `(B,)` before it."""
+        """Lengths after subsampling, given the lengths `(B,)` before it."""
         for stride in self.strides:
             lens = _strided(lens, stride)
         return lens
@@ -142,14 +142,14 @@ def _strided(lens: Tensor, stride: int) -> Tensor:
 
 
 class LinearSubsampling(nn.Module):
-    """X `(B, T, d)` -> `(B, T, D)`: each frame by itself."""
+    """X `(B, T, d)` -> `(B, T, D)`, each frame separately."""
 
     factor, centre = 1, 0.0
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.output = nn.Linear(config.input_dim, config.d_model)
-        self.register_buffer("typed", torch.empty(0), persistent=False)  # a quantised layer has no weight to ask
+        self.register_buffer("typed", torch.empty(0), persistent=False)  # a quantised layer has no weight with a dtype
 
     @property
     def dtype(self) -> torch.dtype:
@@ -163,7 +163,7 @@ class LinearSubsampling(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Token ids X `(B, T)` -> `(B, T, D)`; the vocabulary is the decoder's, the table is not."""
+    """Token ids X `(B, T)` -> `(B, T, D)`, with the decoder's vocabulary but its own table."""
 
     factor, dtype = 1, torch.int64
 

@@ -16,24 +16,24 @@ from asr.model.posteriors import log_posteriors
 
 
 class Output(NamedTuple):
-    """What a forward pass gives. T' = U + 1: the input is the prompt (`<sos>`) and y, the target `y <eos>`."""
+    """The result of a forward pass. T' = U + 1: the input is the prompt (`<sos>`) and y, the target is `y <eos>`."""
 
     log_probs: Tensor  # (B, T', V)
     lens: Tensor  # (B,)
-    # CTC log-posteriors (n, B, M, V) from the encoder's last layer and from those below it that were asked for; None:
-    # the model has no CTC head
+    # CTC log-posteriors (n, B, M, V) from the encoder's last layer and from the requested layers below it; None: the
+    # model has no CTC head
     every_ctc: Tensor | None
     memory: Tensor  # (B, M, D)
     memory_lens: Tensor  # (B,)
 
     @property
     def ctc_log_probs(self) -> Tensor | None:
-        """From the last layer, `(B, M, V)`."""
+        """CTC log-posteriors from the last layer, `(B, M, V)`."""
         return None if self.every_ctc is None else self.every_ctc[0]
 
 
 class Transformer(nn.Module):
-    """Features `(B, T, d)` and tokens `(B, U)` to character posteriors, by attention and by CTC."""
+    """Features `(B, T, d)` and tokens `(B, U)` to token posteriors, by attention and by CTC."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -41,13 +41,13 @@ class Transformer(nn.Module):
         self.encoder = Encoder(config)
         self.ctc = nn.Linear(config.d_model, config.vocab_size) if config.ctc else None
         self.decoder = Decoder(config)
-        self.bigram: Bigram | None = None  # of the transcripts that it was trained on
+        self.bigram: Bigram | None = None  # of the transcripts that the model was trained on
 
     def forward(self, X: Tensor, X_lens: Tensor, Y: Tensor, Y_lens: Tensor, intermediate: int = 0) -> Output:
         """X `(B, T, d)`, X_lens `(B,)`; Y `(B, U)` without start and end, Y_lens `(B,)`; padding may hold any id.
 
-        `intermediate`: from how many layers below the encoder's last, evenly spaced, CTC is predicted too (if at
-        all)."""
+        `intermediate`: the number of layers below the encoder's last, evenly spaced, whose CTC posteriors are computed,
+        too (if the model has a CTC head)."""
         intermediate = intermediate if self.ctc else 0
         outputs: list[Tensor] = []
         memory, memory_lens = self.encoder(X, X_lens, outputs=outputs if intermediate else None)
@@ -61,8 +61,8 @@ class Transformer(nn.Module):
         return Output(log_probs, Y_lens + 1, every_ctc, memory, memory_lens)
 
     def set_window(self, left: int, right: int) -> None:
-        """Lets the encoder's self-attention see so many frames before a frame and after it, exactly as a model that was
-        built so."""
+        """Limits the encoder's self-attention to `left` frames before and `right` frames after each frame, exactly as
+        in a model that was built that way."""
         self.config = self.encoder.config = replace(self.config, attention_left=left, attention_right=right)
         for layer in self.encoder.layers:
             layer.attention.window = self.config.attention_window
