@@ -82,6 +82,17 @@ def test_words_of_slow_matrices_lie_within_their_cuts(tmp_path, tiny_config, mon
         assert cut.duration == 5.0 and 0 < words[-1].end <= cut.duration
 
 
+def test_a_matrix_of_another_width_is_left_out_by_name(tmp_path, tiny_config, caplog):
+    for name, width in (("fits", 80), ("narrow", 40)):
+        np.save(tmp_path / f"{name}.npy", np.random.default_rng(0).normal(0, 1, (500, width)).astype(np.float32))
+        (tmp_path / f"{name}.txt").write_text("one two three")
+    features = FeatureConfig(kind="matrix", dim=80)
+    SpeechModel(features, Transformer(tiny_config), CharTokenizer(LETTERS)).save(tmp_path / "model")
+    align.main([str(tmp_path), "--out", str(tmp_path / "out.jsonl.gz"), "--model", str(tmp_path / "model")])
+    assert "narrow: this model reads matrices (T, 80), not (500, 40)" in caplog.text
+    assert [cut.id for cut in CutSet.from_file(tmp_path / "out.jsonl.gz")] == ["fits"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,4 +1,4 @@
-"""Where the words of a transcript lie in time: the likeliest path through CTC that writes them (Viterbi)."""
+"""The times of the words of a transcript, from the likeliest CTC path that writes them (Viterbi)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from asr.model.speech_model import SpeechModel
 from asr.text.tokenizer import BLANK
 
 NEVER = -1e9
-KEPT = 2**27  # bytes of which states paths came from: of more, as for an hour in one piece, a part at a time
+KEPT = 2**27  # bytes of backpointers kept at once; more, as for an hour in one piece, are computed one part at a time
 
-Span = tuple[float, float]  # the first encoder frame and one past the last
+Span = tuple[float, float]  # the first encoder frame, and one past the last
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class TimedWord:
     """A word and when it is said."""
 
     text: str
-    start: float  # seconds (of a text: tokens) from the beginning
+    start: float  # seconds from the start of the input (tokens, if that is text)
     end: float
 
 
 def ctc_alignments(log_probs: Tensor, lens: Tensor, tokens: Sequence[Sequence[int]]) -> list[list[Span] | None]:
-    """The frames of each token on the likeliest path of each of a batch: log_probs `(B, M, V)`, lens `(B,)`, and B
-    transcripts. None where the frames are too few for the transcript.
+    """The frames of each token on the likeliest path of each utterance, from log_probs `(B, M, V)`, lens `(B,)` and the
+    tokens of B transcripts. None for an utterance with too few frames for its transcript.
 
-    Where frames and states are many the scores are kept at the beginning of each part of the frames, and what lies in
-    it is computed anew on the way back."""
+    With many frames and states, only the scores at the start of each part of the frames are kept, and the backpointers
+    within a part are computed again on the way back."""
     B, M, _ = log_probs.shape
     if not M:
         return [None if row else [] for row in tokens]
@@ -48,7 +48,7 @@ def ctc_alignments(log_probs: Tensor, lens: Tensor, tokens: Sequence[Sequence[in
     outside = torch.full((B, 2), NEVER, dtype=torch.double)
 
     def advance(score: Tensor, frames: range) -> tuple[Tensor, Tensor]:
-        """Scores `(B, S)` after these frames, and from how many states back the best way came in each, `(n, B, S)`."""
+        """Scores `(B, S)` after these frames, and how many states back the best path to each came from, `(n, B, S)`."""
         came = torch.empty(len(frames), B, S, dtype=torch.int8)
         for i, t in enumerate(frames):
             before = torch.cat([outside, score], dim=1)
@@ -87,28 +87,28 @@ def ctc_alignments(log_probs: Tensor, lens: Tensor, tokens: Sequence[Sequence[in
 
 
 def _spans(path: np.ndarray, count: int) -> list[Span]:
-    """The frames of each of `count` tokens on a path `(M,)` through their states, which never goes back."""
+    """The frames of each of `count` tokens on a path `(M,)` through their states that never goes back."""
     states = 2 * np.arange(count) + 1
     first, end = np.searchsorted(path, states, "left"), np.searchsorted(path, states, "right")
     return list(zip(first.tolist(), end.tolist(), strict=True))
 
 
 def timed_words(model: SpeechModel, tokens: Sequence[int], spans: Sequence[Span]) -> list[TimedWord]:
-    """The words of `tokens`, each from the encoder frame in which its first begins to that in which its last ends:
-    where CTC hears them, which is less than they sound."""
+    """The words of `tokens`, each from the start of its first token's frames to the end of its last token's: where CTC
+    hears the word, which is shorter than it sounds."""
     first, step = frame_times(model)
     words = []
     for text, part in model.tokenizer.words(tokens):
         places = range(part.start, part.stop)
-        heard = [i for i in places if model.tokenizer.decode([tokens[i]]).strip()] or places  # the space before is not
+        heard = [i for i in places if model.tokenizer.decode([tokens[i]]).strip()] or places  # not the space before it
         start, end = (max(0.0, first + edge * step) for edge in (spans[heard[0]][0], spans[heard[-1]][1]))
         words.append(TimedWord(text, start, end))
     return words
 
 
 def frame_times(model: SpeechModel) -> tuple[float, float]:
-    """Where the encoder's first frame begins and how long each lasts: as long as it is to the next, around the middle
-    of what it sees. Seconds, and before 0 where the first sees padding; of a text, tokens."""
+    """The start of the encoder's first frame and the length of each, in seconds (in tokens for text). A frame lasts as
+    long as it is to the next, around the middle of what it sees; the first starts before 0 if it sees padding."""
     front_end, subsampling = model.front_end, model.transformer.encoder.subsampling
     if front_end.config.takes == "text":
         return 0.0, 1.0

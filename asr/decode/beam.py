@@ -1,11 +1,11 @@
-"""Beam search over attention, CTC and a language model together (Hori et al. 2017), for a batch of utterances at once.
+"""Joint beam search over attention, CTC and a language model (Hori et al. 2017), for a whole batch of utterances.
 
 B utterances × W hypotheses advance in step: one pass of the decoder with caches, one matrix product for the CTC prefix
-scores of the whole vocabulary, one top-k. A hypothesis that ends moves to a table of the W best ended ones. Its
-utterance is done when no running hypothesis can overtake that table; done utterances leave the batch.
+scores of the whole vocabulary, one top-k. A hypothesis that ends moves to a table of the W best ended ones. An
+utterance is done when no running hypothesis can overtake its table; done utterances leave the batch.
 
-The decoder has learnt its transcripts' language, too. Their bigram estimates that internal language model, to be
-subtracted where another is added (`asr.model.bigram`).
+The decoder has also learnt the language of its transcripts. The bigram of the transcripts estimates this internal
+language model, which can be subtracted where an external one is added (`asr.model.bigram`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from asr.model.language_model import LanguageModel
 from asr.model.rows import select, select_rows
 from asr.model.transformer import Transformer
 
-# steps between two looks at who is done, and between two at what no hypothesis goes back to; on a GPU each is a sync
+# steps between two checks for done utterances, and between two compactions of the caches; on a GPU each is a sync
 LOOKS = {"cpu": (2, 4), "cuda": (8, 8)}
-RISE = 3.0  # nats by which a score may still rise where an internal language model's is subtracted
-# a running hypothesis may still win by the bonus of so many tokens; waiting for more costs more than it gains
+RISE = 3.0  # nats by which a score may still rise if an internal language model is subtracted
+# a running hypothesis may still win by the bonuses of so many tokens; waiting for more costs more than it gains
 CATCHING_UP = 6
-LEAVING = 5  # finished utterances leave once they are a fifth of the batch: moving the others takes as long as a step
+LEAVING = 5  # done utterances leave once they are a fifth of the batch: moving the others takes as long as a step
 
 
 @dataclass(frozen=True)
 class Running:
-    """The hypotheses of B utterances that may still grow, W each."""
+    """The W hypotheses of each of B utterances that may still grow."""
 
     tokens: Tensor  # (B, W, steps)
     scores: Tensor  # (B, W, steps) after each token
@@ -48,12 +48,12 @@ class Running:
     decoder: DecoderState | None
     ctc: PrefixState | None
     lm: AttentionCache | None
-    phrase: Tensor | None  # (B, W) places in the tree of phrases
+    phrase: Tensor | None  # (B, W) places in the phrase tree
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The W best ended hypotheses of B utterances, best first."""
+    """The W best ended hypotheses of each of B utterances, best first."""
 
     tokens: Tensor  # (B, W, steps)
     scores: Tensor  # (B, W, steps) after each token
@@ -62,17 +62,17 @@ class Ended:
 
 
 class Continuations(NamedTuple):
-    """How B utterances' W hypotheses can go on: by one of C tokens, or by ending."""
+    """The ways in which the W hypotheses of B utterances can continue: with one of C tokens, or by ending."""
 
-    tokens: Tensor | None  # (B, W, C); None: by all, C = V
-    base: Tensor  # (B, W) of each hypothesis, to which a token adds; double, as sums are that grow with the tokens
-    gains: Tensor  # (B, W, C) what it adds, without the bonus for it; single precision
-    additive: Tensor | None  # (B, W, C) the part of the gain that is a sum over tokens; None: nothing
-    ending: Tensor  # (B, W) the hypothesis' score if it ends here, double
+    tokens: Tensor | None  # (B, W, C); None: all tokens, C = V
+    base: Tensor  # (B, W) score of the hypothesis, to which a token adds; double, like all sums over tokens
+    gains: Tensor  # (B, W, C) what the token adds, without its bonus; single precision
+    additive: Tensor | None  # (B, W, C) the part of the gain that is a sum over tokens; None: no part
+    ending: Tensor  # (B, W) score of the hypothesis if it ends here; double
 
 
 class BeamSearch:
-    """One search over one batch. Where CTC has the whole weight the decoder does not run."""
+    """A search over one batch. The decoder does not run if CTC has the whole weight."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class BeamSearch:
         self.config = model.config
         self.look_at_done, self.look_at_past = LOOKS["cpu" if memory.device.type == "cpu" else "cuda"]
         self.lm = language_model if options.lm_weight else None
-        self.limit = model.config.most_tokens(memory_lens)  # of a hypothesis
+        self.limit = model.config.most_tokens(memory_lens)  # (B,) most tokens of a hypothesis
         if self.lm is not None and self.lm.config.longest_transcript is not None:
             self.limit = self.limit.clamp(max=self.lm.config.longest_transcript)
         self.most = int(self.limit.max())
@@ -101,7 +101,7 @@ class BeamSearch:
         ctc_log_probs = model.ctc_log_probs(memory) if options.ctc_weight else None
         self.ctc = None if ctc_log_probs is None else CTCPrefixScorer.of(ctc_log_probs, memory_lens)
         self.generator = torch.Generator(memory.device).manual_seed(0) if options.temperature else None
-        self.places = torch.arange(len(memory), device=memory.device)  # of the utterances in the batch
+        self.places = torch.arange(len(memory), device=memory.device)  # which of all utterances are still in the batch
         self.found: list[list[Hypothesis]] = [[] for _ in range(len(memory))]
         self.running, self.ended = self._start(memory, memory_lens)
 
@@ -147,7 +147,7 @@ class BeamSearch:
         return running, Ended(running.tokens, running.scores, nothing, torch.full_like(zero, 2 * LOG_ZERO))
 
     def advance(self, step: int) -> None:
-        """One more token for every hypothesis."""
+        """Extends every hypothesis by one token."""
         now, options = self.running, self.options
         W = options.beam_size
         newest = now.tokens[:, :, -1] if step else torch.full_like(self.ended.lens, self.config.prompt[-1])
@@ -164,11 +164,11 @@ class BeamSearch:
         if self.phrases is not None:
             earned = torch.nn.functional.embedding(now.phrase, self.phrases.gains)
             gains = earned if gains is None else gains.add_(earned)
-        # all hypotheses are alike at first: one is enough
+        # at first all hypotheses are alike: one is enough
         dead = (
             now.scores[:, :, -1] <= LOG_ZERO if step else (torch.arange(W, device=newest.device) > 0).expand_as(newest)
         )
-        if options.temperature:  # a draw that has ended is not to be overtaken
+        if options.temperature:  # no hypothesis may overtake a draw that has ended
             dead = dead | (self.ended.score > LOG_ZERO)
         ways = self._ways_with_ctc(gains, dead, step) if self.ctc else self._ways(gains, dead, step)
         lead = ways.base - ways.base.amax(dim=1, keepdim=True)
@@ -177,8 +177,8 @@ class BeamSearch:
         tokens = index % ways.gains.shape[2] if ways.tokens is None else ways.tokens.flatten(1).gather(1, index)
         bonus = torch.where(step < self.limit, options.length_bonus, 2 * LOG_ZERO)[:, None]
         best = ways.base.gather(1, parents) + ways.gains.flatten(1).gather(1, index) + bonus
-        # a hypothesis ends only where that is among the W best ways to go on: otherwise every prefix would be a
-        # candidate, and a short one could win; a beam of one is greedy search
+        # a hypothesis ends only if that is among the W best continuations: otherwise every prefix would be a candidate,
+        # and a short one could win; a beam of one is greedy search
         worst = torch.cat([best, ways.ending], dim=1).topk(W, dim=1).values[:, -1:]
         self._end(ways.ending.masked_fill(ways.ending < worst, 2 * LOG_ZERO), step)
         additive = now.additive.gather(1, parents) + options.length_bonus
@@ -196,13 +196,13 @@ class BeamSearch:
         )
 
     def _ways(self, gains: Tensor, dead: Tensor, step: int) -> Continuations:
-        """From what each token adds, `gains (B, W, V)`, overwritten here: of each hypothesis the W best ways."""
+        """The W best continuations of each hypothesis, from `gains (B, W, V)` of each token, which are overwritten."""
         eos = self.config.eos
         end = gains[:, :, eos].clone()
         self._forbid(gains, step)
         if self.config.first_timestamp is not None:
             apply_timestamp_rules_(gains, self.running.tokens, self.config, LOG_ZERO)
-        if self.options.temperature:  # the highest of these is a draw from the tempered distribution (Gumbel 1954)
+        if self.options.temperature:  # the highest is a draw from the tempered distribution (Gumbel 1954)
             forbidden = gains <= LOG_ZERO
             gains = (gains / self.options.temperature + self._gumbel(gains)).masked_fill_(forbidden, LOG_ZERO)
         # at the limit a hypothesis ends, allowed or not
@@ -213,7 +213,7 @@ class BeamSearch:
         return Continuations(tokens, base, values, values, base + end)
 
     def _ways_with_ctc(self, additive: Tensor | None, dead: Tensor, step: int) -> Continuations:
-        """The same with CTC's part: all tokens, whose prefix scores are one matrix product."""
+        """The continuations with CTC: by all tokens, whose prefix scores come from one matrix product."""
         eos, weight = self.config.eos, self.options.ctc_weight
         prefix = self.ctc.score(self.running.ctc)
         base = self.running.additive + weight * prefix.base[:, :, 0]
@@ -223,7 +223,7 @@ class BeamSearch:
         if additive is not None:
             end += additive[:, :, eos]
             gains += additive
-        gains[:, :, eos] = 0.0  # unless it is forbidden
+        gains[:, :, eos] = 0.0  # unless the end is forbidden
         self._forbid(gains, step)
         end.masked_fill_(dead | (prefix.ended <= LOG_ZERO / 2) | (gains[:, :, eos] <= LOG_ZERO), LOG_ZERO)
         gains[:, :, eos] = LOG_ZERO
@@ -234,7 +234,7 @@ class BeamSearch:
         return -(-uniform.clamp_(min=1e-20).log_()).log_()
 
     def _forbid(self, scores: Tensor, step: int) -> None:
-        """Lowers `scores (B, W, V)` of tokens that cannot come next, in place."""
+        """Lowers the `scores (B, W, V)` of tokens that cannot come next to `LOG_ZERO`, in place."""
         scores.index_fill_(2, self.suppressed, LOG_ZERO)
         if not step:
             scores.index_fill_(2, self.suppressed_first, LOG_ZERO)
@@ -242,7 +242,7 @@ class BeamSearch:
             self.running.repetition.forbid_(scores, self.options.max_repeats, LOG_ZERO)
 
     def compact(self) -> None:
-        """Drops what no hypothesis goes back to from the caches, and moves CTC's window along; a host-device sync."""
+        """Drops the cache slots that no hypothesis descends from, and moves CTC's window along; a host-device sync."""
         now = self.running
         if self.ctc:
             self.ctc, ctc = self.ctc.follow(now.ctc, self.look_at_past)
@@ -250,7 +250,7 @@ class BeamSearch:
         self.running = replace(now, decoder=now.decoder and now.decoder.compact(), lm=now.lm and now.lm.compact())
 
     def _end(self, score: Tensor, step: int) -> None:
-        """Enters the running hypotheses as they would end now, `score (B, W)`, into the table of ended ones."""
+        """Enters the running hypotheses into the table of ended ones, with their `score (B, W)` if they end now."""
         now, ended = self.running, self.ended
         best, index = torch.cat([ended.score, score], dim=1).topk(score.shape[1], dim=1)
         room = (0, step - ended.tokens.shape[2])
@@ -260,20 +260,20 @@ class BeamSearch:
         self.ended = Ended(select_rows(tokens, index), select_rows(scores, index), lens.gather(1, index), best)
 
     def _done(self, length: int) -> Tensor:
-        """Which utterances `(B,)`, whose hypotheses have so many tokens, do not change their n-best any more:
-        log-probabilities only fall, but for what bonuses and a subtracted score may bring back."""
+        """Which utterances `(B,)`, with hypotheses of `length` tokens, will not change their n-best any more:
+        log-probabilities only fall, except for what bonuses and a subtracted score may bring back."""
         best = self.running.scores[:, 0, -1] + (0.0 if self.ilm is None else RISE)
         bonus = max(self.options.length_bonus, 0.0) + (self.options.phrase_weight if self.phrases else 0.0)
         to_come = (self.limit - length).clamp(0, CATCHING_UP) * bonus
         return (best + to_come < self.ended.score[:, self.options.nbest - 1]) | (best <= LOG_ZERO)
 
     def _keep(self, utterances: Tensor) -> None:
-        """Goes on with some of the utterances."""
+        """Continues with these utterances of the batch only."""
         self.places, self.limit = self.places[utterances], self.limit[utterances]
         self.ctc, self.running, self.ended = select((self.ctc, self.running, self.ended), utterances)
 
     def _collect(self, which: Tensor) -> None:
-        """Takes the n-best of some utterances `(B,)` out of the table."""
+        """Stores the n-best of the utterances where `which (B,)` is True, from the table of ended hypotheses."""
         n, rows, ended = self.options.nbest, which.nonzero()[:, 0], self.ended
         columns = (self.places, ended.tokens[:, :n], ended.scores[:, :n], ended.lens[:, :n], ended.score[:, :n])
         for place, *hypotheses in zip(*(column[rows].tolist() for column in columns), strict=True):

@@ -1,7 +1,7 @@
-"""How sure the recogniser is of a word: from what its tokens added to the hypothesis' score, calibrated on a dev set.
+"""Word confidences, from what the tokens of a word added to the hypothesis' score, calibrated on a dev set.
 
-Platt scaling (Platt 1999) of the mean and the least of the tokens' log-probabilities; the expected calibration error
-(Naeini et al. 2015) tells how far the confidences are from the rate of right words.
+Platt scaling (Platt 1999) of the mean and the minimum of the tokens' log-probabilities; the expected calibration error
+(Naeini et al. 2015) measures how far the confidences are from the rate of correct words.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 
 ITERATIONS = 50  # of Newton's method; it needs about eight
 BINS = 10
-RIDGE = 1e-3  # keeps the weights finite where the words can be told apart without error
+RIDGE = 1e-3  # keeps the weights finite if correct and wrong words can be separated without error
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Weights of the logistic function of a word's mean and least token score."""
+    """The weights of a logistic function of the mean and the minimum of a word's token scores."""
 
     bias: float
     mean: float
@@ -26,7 +26,7 @@ class Calibration:
 
     @classmethod
     def fit(cls, token_scores: Sequence[Sequence[float]], right: Sequence[bool]) -> Calibration:
-        """From the scores of each word's tokens, and whether the word was right. Raises ValueError without words."""
+        """Fits the weights to words' token scores and to whether each was correct. Raises ValueError without words."""
         if not right:
             raise ValueError("no word to calibrate the confidences on")
         X, y = _features(token_scores), np.array(right, float)
@@ -36,14 +36,14 @@ class Calibration:
             gradient = X.T @ (p - y) + RIDGE * weights
             hessian = (X * (p * (1 - p))[:, None]).T @ X + RIDGE * np.eye(len(weights))
             step = np.linalg.solve(hessian, gradient)
-            while _loss(X, y, weights - step) > _loss(X, y, weights):  # it went too far
+            while _loss(X, y, weights - step) > _loss(X, y, weights):  # the step went too far
                 step /= 2
             weights -= step
         return cls(*weights.tolist())
 
 
 def word_confidences(token_scores: Sequence[Sequence[float]], calibration: Calibration | None = None) -> np.ndarray:
-    """Confidence in [0, 1] of each word from the scores of its tokens; without calibration their geometric mean."""
+    """Confidence in [0, 1] of each word; without calibration, the geometric mean of its tokens' probabilities."""
     if not token_scores:
         return np.zeros(0)
     X = _features(token_scores)
@@ -53,7 +53,7 @@ def word_confidences(token_scores: Sequence[Sequence[float]], calibration: Calib
 
 
 def expected_calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> float:
-    """Mean distance of confidence and rate of right words over `BINS` of equal width, weighted by their words."""
+    """Mean distance between confidence and rate of correct words over `BINS` bins of equal width, weighted by words."""
     confidence, truth = np.asarray(confidences, float), np.asarray(right, float)
     place = np.minimum((confidence * BINS).astype(int), BINS - 1)
     gaps = [abs((confidence[place == b] - truth[place == b]).sum()) for b in range(BINS)]
@@ -61,15 +61,15 @@ def expected_calibration_error(confidences: Sequence[float], right: Sequence[boo
 
 
 def _logistic(x: np.ndarray) -> np.ndarray:
-    return np.exp(-np.logaddexp(0, -x))  # which does not overflow
+    return np.exp(-np.logaddexp(0, -x))  # this form does not overflow
 
 
 def _loss(X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
-    """What `Calibration.fit` minimises: -log P(y), and the ridge."""
+    """The loss that `Calibration.fit` minimises: -log P(y) plus the ridge penalty."""
     logits = X @ weights
     return float(np.logaddexp(0, np.where(y > 0, -logits, logits)).sum() + RIDGE / 2 * weights @ weights)
 
 
 def _features(token_scores: Sequence[Sequence[float]]) -> np.ndarray:
-    """`(words, 3)`: 1, mean, least."""
+    """The features `(words, 3)` of words: 1, mean, minimum."""
     return np.array([(1.0, sum(scores) / len(scores), min(scores)) for scores in token_scores])

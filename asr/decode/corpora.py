@@ -1,4 +1,4 @@
-"""A whole corpus transcribed, by one process or several, or aligned."""
+"""Transcription of a whole corpus by one or several processes, and its alignment."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from asr.decode.recognizer import Recognizer
 from asr.decode.transcript import Transcript
 from asr.text.normalizer import Normalizer
 
-WAITING = timedelta(days=7)  # of a process that is done for the others: utterances are dealt out by number, not length
+WAITING = timedelta(days=7)  # of finished processes for the others: utterances are dealt out by number, not length
 
 
 class Transcribed(NamedTuple):
-    """A corpus as it was said and as it was heard."""
+    """The references and hypotheses of a corpus."""
 
     cuts: list[MonoCut]
     references: list[str]  # normalised
     hypotheses: list[str]  # normalised
     transcripts: list[Transcript]
-    seconds: float  # that it took
+    seconds: float  # that decoding took
 
 
 def seconds_of(recognizer: Recognizer, cut: MonoCut) -> float:
-    """What the recogniser counts a cut as: a matrix of T frames lasts T / 100 s in its cut, whatever its hop."""
+    """The length of a cut as the recogniser counts it; in its cut, a matrix of T frames lasts T / 100 s for any hop."""
     return cut.duration * STEPS_PER_SECOND / recognizer.rate if recognizer.takes == "matrix" else cut.duration
 
 
 def iterate_for(recognizer: Recognizer, cuts: Iterable[MonoCut]) -> Iterator[tuple[MonoCut, np.ndarray | str]]:
-    """`asr.corpus.iterate`; raises ValueError for a cut of another kind than the model takes."""
+    """Iterates like `asr.corpus.iterate`. Raises ValueError for a cut of another kind than the model accepts."""
     for cut, sound in iterate(cuts):
         if input_kind(cut) != recognizer.takes:
             raise ValueError(f"{cut.id}: this is {input_kind(cut)}, and the model takes {recognizer.takes}")
@@ -52,11 +52,11 @@ def transcribe_cuts(
     progress: Callable[[float], None] | None = None,
     normalize: Normalizer | None = None,
 ) -> Transcribed:
-    """Transcribes the cuts; what cannot be read is reported by name and left out. `progress` is told the seconds done;
-    `normalize` (by default the model's) makes what was said and what was heard alike.
+    """Transcribes the cuts; those that cannot be read, are too long for the model or matrices of another width than its
+    own are reported by name and left out. `progress` is told the seconds done; `normalize` (by default the model's) is
+    applied to references and hypotheses alike.
 
-    Raises ValueError where nothing could be read or has a transcript, or the model cannot take what was (sound instead
-    of matrices, or of another width)."""
+    Raises ValueError if no cut with a transcript could be read, or for a cut of another kind than the model accepts."""
     normalize = normalize or recognizer.model.normalize
     _check_transcripts(cuts, normalize)
     return _some(_transcribe(recognizer, cuts, progress, normalize))
@@ -89,7 +89,7 @@ def _transcribe(
     skipped, heard = Skipped("decoding"), Transcribed([], [], [], [], took)
     skipped.total = len(read)
     for cut, transcript in zip(read, transcripts, strict=True):
-        if transcript.error:  # of an array, which has no name of its own
+        if transcript.error:  # names the input as an array, not as the cut
             skipped.add(cut.id, transcript.error.removeprefix(f"{transcript.name}: "))
             continue
         heard.cuts.append(cut)
@@ -106,8 +106,8 @@ def transcribe_together(
     progress: Callable[[float], None] | None = None,
     normalize: Normalizer | None = None,
 ) -> Transcribed | None:
-    """`transcribe_cuts`, with the cuts dealt out to the processes that torchrun (or another launcher that sets
-    WORLD_SIZE and RANK) started: all of it, in order, in process 0, None in the others. Alone it does all itself."""
+    """`transcribe_cuts`, shared by the processes that torchrun (or another launcher that sets WORLD_SIZE and RANK) has
+    started. Process 0 returns all of it, in order, the others None. A single process does everything itself."""
     rank, world = rank_and_world()
     if world == 1:
         return transcribe_cuts(recognizer, cuts, progress, normalize)
@@ -129,16 +129,17 @@ def transcribe_together(
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Which of how many processes this is."""
+    """The rank of this process, and the number of processes."""
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float], None] | None = None) -> CutSet:
-    """The cuts with the times of their words, which the model's normaliser has normalised. What cannot be read, is
-    silent, too long for the model or too short for its transcript, or has none, is reported by name and left out.
-    `progress` is told the seconds done. Times are those of the cut.
+    """The cuts with the times of their words, as the model's normaliser writes them. Cuts are reported by name and left
+    out if they cannot be read, are silent, have no transcript, are too long for the model or too short for their
+    transcript, or are matrices of another width than the model's. `progress` is told the seconds done. Times are
+    relative to the cut.
 
-    Raises ValueError where the model cannot take what was read or has no CTC, or nothing could be aligned."""
+    Raises ValueError if the model does not accept what was read or has no CTC, or if nothing could be aligned."""
     skipped, aligned = Skipped("aligning"), set()
     skipped.total = len(cuts)
     for batch in _of_a_length(recognizer, cuts, skipped):
@@ -160,10 +161,10 @@ def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float],
 
 
 def _of_a_length(recognizer: Recognizer, cuts: CutSet, skipped: Skipped) -> Iterator[list[tuple[MonoCut, np.ndarray]]]:
-    """The cuts with their sound, those of about the same length together; without what is too long for the model."""
+    """Batches of cuts of about the same length, with their inputs; without those that do not fit the model."""
     batch: list[tuple[MonoCut, np.ndarray]] = []
     for cut, sound in iterate_for(recognizer, sorted(cuts, key=lambda cut: cut.duration)):
-        if reason := recognizer.too_long(len(sound)):
+        if reason := _misfit(recognizer, sound):
             skipped.add(cut.id, reason)
             continue
         if batch and (len(batch) + 1) * seconds_of(recognizer, cut) > recognizer.batch_seconds:
@@ -172,3 +173,11 @@ def _of_a_length(recognizer: Recognizer, cuts: CutSet, skipped: Skipped) -> Iter
         batch.append((cut, sound))
     if batch:
         yield batch
+
+
+def _misfit(recognizer: Recognizer, sound: np.ndarray) -> str | None:
+    """Why the model cannot read the input; None: it can."""
+    width = recognizer.model.front_end.config.dim
+    if recognizer.takes == "matrix" and sound.shape[1] != width:
+        return f"this model reads matrices (T, {width}), not {sound.shape}"
+    return recognizer.too_long(len(sound))

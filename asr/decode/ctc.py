@@ -1,8 +1,8 @@
 """CTC in decoding: the best path, and prefix scores for the joint search (Watanabe et al. 2017; Hori et al. 2017).
 
-The textbook's prefix score walks over the frames once for every hypothesis and candidate. Here the score of *all*
-candidates of all hypotheses is one matrix product (frames × frames-by-vocabulary), and the forward variables are
-computed for the hypotheses that survive alone, by cumulative sums instead of a loop over frames.
+The textbook prefix score loops over the frames once for every hypothesis and candidate. Here the scores of *all*
+candidates of all hypotheses are one matrix product (hypotheses × frames by frames × vocabulary), and the forward
+variables are computed only for the hypotheses that survive, by cumulative sums instead of a loop over frames.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from asr.model.rows import select_rows
 from asr.text.tokenizer import BLANK, EOS
 
 LOG_ZERO = -1e30  # log 0, finite so that differences stay defined
-HEARD = 0.25  # least probability of a label that counts as heard (noise reaches 0.2, speech 0.7 and more somewhere)
-NEAR = 5.0  # nats below its best by which a hypothesis still counts as standing at a frame
-ARRIVED, BEHIND = 8.0, 4  # nats below its best from which on it has arrived, and frames that are kept before that
-AHEAD = 40.0  # nats that it takes at most not to begin a label where one begins
+HEARD = 0.25  # probability above which a label counts as heard (noise reaches 0.2, speech 0.7 and more somewhere)
+NEAR = 5.0  # nats below its best at which a hypothesis still counts as standing at a frame
+ARRIVED, BEHIND = 8.0, 4  # nats below its best from which on a hypothesis has arrived, and frames kept before that
+AHEAD = 40.0  # nats that it costs at most to start no label where one starts
 
 
 def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
-    """The likeliest path of each utterance, repeats merged and blanks dropped; `(B, M, V)`, `(B,)`."""
+    """The likeliest path of each utterance, with repeats merged and blanks dropped, from `(B, M, V)`, lens `(B,)`."""
     scores, path = ctc_log_probs.max(dim=-1)
     inside = torch.arange(path.shape[1], device=path.device) < lens[:, None]
     new = torch.ones_like(inside)
@@ -41,8 +41,8 @@ def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
 
 
 def hears_something(ctc_log_probs: Tensor, lens: Tensor) -> Tensor:
-    """Which utterances `(B,)` have a frame whose likeliest label is not the blank, and has a probability above `HEARD`;
-    `(B, M, V)`, `(B,)`."""
+    """Which utterances `(B,)` have a frame whose likeliest label is not the blank and has a probability above `HEARD`,
+    from `(B, M, V)`, lens `(B,)`."""
     likeliest, label = ctc_log_probs.max(dim=-1)
     heard = (label != BLANK) & (likeliest > math.log(HEARD))
     return (heard & ~length_mask(lens, heard.shape[1])[:, 0, 0]).any(dim=1)
@@ -50,8 +50,8 @@ def hears_something(ctc_log_probs: Tensor, lens: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PrefixState:
-    """Forward variables of B × W prefixes within a window of K frames: log-probability of the prefix by frame t (t = 0:
-    before the first), in all (`total`) and with a blank at t (`blank`)."""
+    """Forward variables of B × W prefixes in a window of K frames: the log-probability of the prefix by frame t (t = 0:
+    before the first), over all paths (`total`) and over those with a blank at t (`blank`)."""
 
     total: Tensor  # (B, W, K + 1)
     blank: Tensor  # (B, W, K + 1)
@@ -59,37 +59,37 @@ class PrefixState:
 
 
 class PrefixScores(NamedTuple):
-    """Log-probabilities of B × W prefixes followed by each of V tokens, `base + gains`, and of the prefixes as a
-    whole."""
+    """The log-probabilities of B × W prefixes followed by each of V tokens, `base + gains`, and of the prefixes as
+    whole transcripts."""
 
     base: Tensor  # (B, W, 1), double
-    gains: Tensor  # (B, W, V), single precision; -inf: impossible, as blank and end are here
+    gains: Tensor  # (B, W, V), single precision; -inf: impossible, as blank and end always are
     ended: Tensor  # (B, W), double
 
 
 @dataclass(frozen=True)
 class CTCPrefixScorer:
-    """Log-probability, by CTC, that the transcript starts with a prefix. Forward variables are in double precision, the
-    sums over frames that follow from them in single: a continuation e^-80 times as likely as its prefix is impossible.
+    """CTC's log-probabilities that the transcript starts with a prefix. Forward variables are in double precision, the
+    sums over frames based on them in single: a continuation e^-80 times as likely as its prefix is impossible.
 
-    So only the frames matter from where the hindmost hypothesis has arrived to where the foremost may soon be. `follow`
-    moves this window along; before, it is all of the memory."""
+    So only the frames from where the hindmost hypothesis has arrived to where the foremost may soon be matter. `follow`
+    moves this window along; at first, it is the whole memory."""
 
-    probs: Tensor  # (B, V, M) of the labels; 0 behind an utterance's end
-    cumulative: Tensor  # (B, V, M + 1) sums of their logarithms, from 0 before the first frame
-    unheard: Tensor  # (B, M + 1) the nats that it takes to begin no label until then, `AHEAD` a frame at most
+    probs: Tensor  # (B, V, M) of the labels; 0 past the end of an utterance
+    cumulative: Tensor  # (B, V, M + 1) running sums of their logarithms, 0 before the first frame
+    unheard: Tensor  # (B, M + 1) nats that it costs to start no label until then, at most `AHEAD` per frame
     lens: Tensor  # (B,)
     begin: int  # of the window, in frames
     end: int
 
     @classmethod
     def of(cls, ctc_log_probs: Tensor, lens: Tensor) -> CTCPrefixScorer:
-        """The scorer of `ctc_log_probs (B, M, V)`, `lens (B,)`."""
+        """The scorer for `ctc_log_probs (B, M, V)`, `lens (B,)`."""
         M = ctc_log_probs.shape[1]
         along = ctc_log_probs.float().transpose(1, 2).contiguous()
         inside = torch.arange(M, device=lens.device) < lens[:, None]
         cumulative = torch.nn.functional.pad(along, (1, 0)).cumsum(dim=2, dtype=torch.double)
-        # a path that begins no label has a blank, or goes on with the label of the frame before
+        # a path that starts no label has a blank, or continues the label of the frame before
         before = along.argmax(dim=1)[:, :-1]
         on = along[:, :, 1:].gather(1, before[:, None])[:, 0].masked_fill(before == BLANK, -math.inf)
         nats = -torch.logaddexp(along[:, BLANK], torch.nn.functional.pad(on, (1, 0), value=-math.inf))
@@ -102,7 +102,7 @@ class CTCPrefixScorer:
         return PrefixState(blank, blank, self.lens.new_full(blank.shape[:2], -1))
 
     def score(self, state: PrefixState) -> PrefixScores:
-        """Scores of every prefix followed by every token, and of the prefix as a whole."""
+        """The scores of every prefix followed by every token, and of every prefix as a whole transcript."""
         probs = self.probs[:, :, self.begin : self.end]
         base, weights = self._linear(state.total[:, :, :-1])
         with torch.autocast(probs.device.type, enabled=False):
@@ -119,7 +119,7 @@ class CTCPrefixScorer:
         return PrefixScores(base, gains, self._ended(state.total))
 
     def advance(self, state: PrefixState, parents: Tensor, tokens: Tensor) -> PrefixState:
-        """The state of prefixes `parents (B, W)` followed by `tokens (B, W)`, neither blank nor end."""
+        """The state of prefixes `parents (B, W)` followed by `tokens (B, W)`, which are neither blank nor end."""
         total, blank = select_rows(state.total, parents), select_rows(state.blank, parents)
         before = torch.where((tokens == state.last.gather(1, parents))[:, :, None], blank, total)
         along = self._along()
@@ -128,13 +128,14 @@ class CTCPrefixScorer:
         return PrefixState(torch.logaddexp(label, blank), blank, tokens)
 
     def follow(self, state: PrefixState, steps: int) -> tuple[CTCPrefixScorer, PrefixState]:
-        """Both with the window where the hypotheses are in the next `steps`; a host-device sync.
+        """The scorer and the state with the window moved to where the hypotheses are in the next `steps`; a host-device
+        sync.
 
-        It begins at the first frame at which all of them have arrived: nothing is added to them before that. It ends
-        where at least `steps` further labels have begun after the frame of the foremost; pauses and the frames that a
-        label lasts do not count."""
+        The window starts `BEHIND` frames before the hindmost one has arrived: no hypothesis is extended before that.
+        It ends where at least `steps` further labels have started after the frame of the foremost; pauses and the
+        frames that a label lasts do not count."""
         best = state.total.amax(dim=2, keepdim=True)
-        possible = best[:, :, 0] > LOG_ZERO  # the others do not hold it up
+        possible = best[:, :, 0] > LOG_ZERO  # the others do not hold the window up
         t = torch.arange(self.begin, self.end + 1, device=best.device)
         arrived = (state.total >= best - ARRIVED).byte().argmax(dim=2) + self.begin  # the first such t
         hindmost = arrived.where(possible, self.end).amin(dim=1)
@@ -148,7 +149,7 @@ class CTCPrefixScorer:
         return replace(self, begin=begin, end=end), self._moved(state, begin, end)
 
     def _moved(self, state: PrefixState, begin: int, end: int) -> PrefixState:
-        """The state in another window: where it has not been yet, there are blanks behind all prefixes."""
+        """The state in another window: in frames that are new to it, blanks follow all prefixes."""
         kept = slice(begin - self.begin, end - self.begin + 1)
         total, blank = state.total[:, :, kept], state.blank[:, :, kept]
         if end > self.end:
@@ -158,11 +159,11 @@ class CTCPrefixScorer:
         return replace(state, total=total, blank=blank)
 
     def _along(self) -> Tensor:
-        """Cumulative log-probabilities of all labels within the window: `(B, V, K + 1)`."""
+        """The cumulative log-probabilities of all labels in the window: `(B, V, K + 1)`."""
         return self.cumulative[:, :, self.begin : self.end + 1]
 
     def _ended(self, total: Tensor) -> Tensor:
-        """Log-probability `(B, W)` of the prefixes as a whole, from `total (B, W, K + 1)`: blanks follow the window."""
+        """The log-probabilities `(B, W)` of whole transcripts, from `total (B, W, K + 1)`: blanks follow the window."""
         last = self.lens.clamp(self.begin, self.end)[:, None]
         ended = total.gather(2, (last - self.begin)[:, :, None].expand(-1, total.shape[1], 1))[:, :, 0]
         blank = self.cumulative[:, BLANK]
@@ -176,6 +177,6 @@ class CTCPrefixScorer:
 
     @staticmethod
     def _linear(log_weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest of each row of `(B, W, K)`, `(B, W, 1)`, and what all are times that; single precision."""
+        """The maximum `(B, W, 1)` of each row of `(B, W, K)`, and the weights relative to it, in single precision."""
         top = log_weights.amax(dim=2, keepdim=True)
         return top, (log_weights - top).float().exp_()

@@ -15,12 +15,12 @@ from asr.decode.search import attention_scores, search
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
 
-MOST_COMPRESSED = 2.4  # bytes of text to bytes that zlib packs them into: a text beyond it repeats itself
+MOST_COMPRESSED = 2.4  # ratio of the bytes of a text to those that zlib packs it into: above it, a text repeats itself
 LEAST_LIKELY = -1.0  # mean log-probability of a token
 
 
 def needs_fallback(text: str, tokens: int, log_prob: float) -> bool:
-    """Whether a transcript of so many tokens repeats itself, or they are unlikely; an empty one is neither."""
+    """Whether a transcript of so many `tokens` repeats itself or is unlikely; an empty one is neither."""
     if not text:
         return False
     written, mean = text.encode(), log_prob / (tokens + 1)
@@ -36,13 +36,14 @@ def search_with_fallback(
     text: Callable[[Hypothesis], str],
     phrases: Phrases | None = None,
 ) -> list[list[Hypothesis]]:
-    """`search`; then, for the utterances whose best hypothesis is doubtful as `text` writes it, tokens drawn at
-    each temperature of `options.fallback` in turn, until none is doubtful. What was drawn last stays, alone."""
+    """Runs `search`, then draws new tokens for utterances whose best hypothesis, as `text` writes it, is doubtful, at
+    each temperature of `options.fallback` in turn, until none is. The last draw replaces all of an utterance's
+    hypotheses."""
     found = search(model, memory, memory_lens, options, language_model, phrases)
     for temperature in options.fallback:
         best = [hypotheses[0] for hypotheses in found]
         log_probs = [hypothesis.score for hypothesis in best]
-        if options.ctc_weight or options.length_bonus or language_model or phrases:  # the search's score has more in it
+        if options.ctc_weight or options.length_bonus or language_model or phrases:  # the search's score includes more
             scores = attention_scores(model, memory, memory_lens, [[hypothesis] for hypothesis in best])
             log_probs = [sum(score) for (score,) in scores]
         judged = zip(best, log_probs, strict=True)

@@ -1,4 +1,4 @@
-"""What of a model becomes an ONNX graph (`asr.decode.onnx`): of numbers alone, in tensors, for batches of any size."""
+"""The parts of a model that become ONNX graphs (`asr.decode.onnx`): tensors to tensors, for batches of any size."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from asr.model.speech_model import SpeechModel
 
 
 def takes(model: SpeechModel) -> str:
-    """What the encoder's graph takes: as the model, but matrices in the place of sound for Kaldi's features."""
+    """The input of the encoder's graph: the same as the model's, but matrices instead of audio for Kaldi's features."""
     config = model.front_end.config
     return "matrix" if config.kind == "kaldi" else config.takes
 
 
 class EncoderGraph(nn.Module):
-    """A batch of sounds (or what else the model takes) to keys and values of every decoder layer."""
+    """A batch of audio (or of matrices or text) to the keys and values of every decoder layer."""
 
     def __init__(self, model: SpeechModel):
         super().__init__()
@@ -32,24 +32,24 @@ class EncoderGraph(nn.Module):
         self.front_end = deepcopy(model.front_end)
         self.transformer = model.transformer
         config, encoder = model.front_end.config, model.transformer.encoder
-        least = getattr(encoder.subsampling, "reach", 1) - 1  # frames before the last that one output frame sees
+        least = getattr(encoder.subsampling, "reach", 1) - 1  # frames that one output frame sees, without the last
         self.padding: tuple[int, ...] = (0, 0, 0, least) if self.takes == "matrix" else (0, 0)
         if self.takes == "matrix":
             self.front_end.config = replace(config, kind="matrix")
         elif self.takes == "sound":
             self.front_end.stft = Waves(self.front_end.stft)
             self.front_end.mel_scale = Bands(self.front_end.mel_scale)
-            if config.kind == "log_mel":  # whisper pads by itself, and has an end
+            if config.kind == "log_mel":  # whisper pads by itself, and its positions have an end
                 self.padding = (0, least * self.front_end.hop + self.front_end.window)
 
     def forward(self, inputs: Tensor, lens: Tensor) -> tuple[Tensor, ...]:
         """`inputs` `(B, N)` samples or tokens, or `(B, T, d)` features before normalisation, `lens (B,)` -> memory_lens
         `(B,)`, 0 where nothing is heard; keys `(L, B, H, M, d_k)` and values `(L, B, H, M, d_v)` of L decoder layers;
-        CTC log-posteriors `(B, M, V)`, where the model has CTC."""
+        CTC log-posteriors `(B, M, V)`, if the model has CTC."""
         X, X_lens = self.front_end(nn.functional.pad(inputs, self.padding), lens)
         if self.takes == "sound":
             X_lens = X_lens.masked_fill(inputs.abs().amax(dim=1) < SILENCE, 0)
-        memory, memory_lens = self.transformer.encoder(X, X_lens, weights=[])  # attention step by step
+        memory, memory_lens = self.transformer.encoder(X, X_lens, weights=[])  # weights: no fused kernels
         keys, values = zip(*self.transformer.decoder.start(memory, memory_lens, width=1).cross, strict=True)
         cross = torch.stack(keys), torch.stack(values)
         if self.transformer.ctc is None:
@@ -64,7 +64,7 @@ class Spectrum(NamedTuple):
 
 
 class Waves(nn.Module):
-    """torchaudio's Spectrogram as a convolution with its waves, which every runtime has."""
+    """torchaudio's Spectrogram as a convolution with cosines and sines, which every runtime supports."""
 
     def __init__(self, stft: nn.Module):
         super().__init__()
@@ -83,7 +83,7 @@ class Waves(nn.Module):
 
 
 class Bands(nn.Module):
-    """torchaudio's MelScale as a convolution: powers are too far apart for products in whole numbers."""
+    """torchaudio's MelScale as a convolution, not a product that int8 would quantise: powers vary too widely."""
 
     def __init__(self, mel_scale: nn.Module):
         super().__init__()
@@ -95,8 +95,8 @@ class Bands(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """`Decoder.step`. As in `AttentionCache`, keys and values stay in the slots where they were written, and which of
-    them a hypothesis sees is what a search reorders."""
+    """`Decoder.step` as a graph. As in `AttentionCache`, keys and values stay in the slots where they were written; a
+    search reorders only which slots each hypothesis sees."""
 
     def __init__(self, model: SpeechModel):
         super().__init__()
@@ -112,10 +112,10 @@ class DecoderGraph(nn.Module):
         cross_values: Tensor,
         memory_lens: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The newest `tokens (B, W)` of W hypotheses an utterance; S slots of those before, W a step: past_keys
+        """The newest `tokens (B, W)` of W hypotheses per utterance; S slots of earlier tokens, W per step: past_keys
         `(L, B, H, S, d_k)`, past_values `(L, B, H, S, d_v)`, hidden `(B, W, S)`, True where a slot holds no ancestor of
-        the hypothesis; and what the encoder gave -> log-posteriors `(B, W, V)` of the next token, and the three with
-        S + W slots."""
+        the hypothesis; and the encoder's outputs -> log-posteriors `(B, W, V)` of the next token, and keys, values and
+        hidden with S + W slots."""
         W, S = tokens.shape[1], past_keys.shape[3]
         hidden = torch.cat([hidden, ~torch.eye(W, dtype=torch.bool).expand(hidden.shape[0], -1, -1)], dim=2)
         newest = StepPosition(S // W, slice(S, S + W), additive_mask(hidden[:, None], past_keys.dtype))

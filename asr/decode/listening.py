@@ -1,6 +1,6 @@
-"""Sound that is still coming in: drafts of what is being said, and each piece for good as soon as a pause ends it.
+"""Live transcription: drafts of what is being said, and the final text of each piece as soon as a pause ends it.
 
-A draft is made of all of the piece so far, by a quicker search. Its words are settled as far as the next draft, which
+A draft is made from the whole piece so far, by a faster search. Its words are settled as far as the next draft, which
 has heard more, agrees: local agreement (Liu et al. 2020, "Low-Latency Sequence-to-Sequence Speech Recognition and
 Translation by Partial Hypothesis Selection").
 """
@@ -24,23 +24,23 @@ from asr.decode.segments import MARGIN, Cutter, Piece, SpeechDetector
 from asr.decode.transcript import Segment
 from asr.text.words import join_words
 
-EVERY = 0.5  # seconds of new sound between two drafts, at least
-TURN = 0.1  # and between two looks for a pause
+EVERY = 0.5  # minimum seconds of new audio between two drafts
+TURN = 0.1  # and between two searches for a pause
 PAUSE = 0.5  # seconds of silence that end a piece
-MOST_BYTES = 2**20  # of sound that are worked on at a time
-DRAFTS = ("rescore", "greedy", "ctc")  # strategies of drafts
+MOST_BYTES = 2**20  # of audio that are processed at once
+DRAFTS = ("rescore", "greedy", "ctc")  # search strategies for drafts
 
 Decode = Callable[[Recognizer, list[np.ndarray]], list[list[Hypothesis]]]
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What is known at a time."""
+    """What has been heard at one moment."""
 
-    segments: list[Segment] = field(default_factory=list)  # of a piece that has ended, for good
-    start: float | None = None  # seconds to where the piece begins that is being spoken; None: nobody speaks
-    settled: str = ""  # the words of that piece that later drafts hardly change: they are only added to
-    tentative: str = ""  # and the others
+    segments: list[Segment] = field(default_factory=list)  # final, of a piece that has ended
+    start: float | None = None  # of the piece that is being spoken, in seconds; None: nobody speaks
+    settled: str = ""  # the words of that piece that later drafts do not change: they only add to them
+    tentative: str = ""  # and its other words
 
 
 def listen(
@@ -52,14 +52,14 @@ def listen(
     decode: Decode = Recognizer.recognize,
     rest: float = 0.0,
 ) -> Iterator[Heard]:
-    """What is heard in sound that comes in blocks of any size: samples `(N,)` at 16 kHz, in the forms that
-    `Recognizer.transcribe` takes. A piece ends in `pause` seconds of silence, and is then heard for good.
+    """What is heard in audio that arrives in blocks of any size: samples `(N,)` at 16 kHz, in the forms that
+    `Recognizer.transcribe` accepts. A piece ends in `pause` seconds of silence, which makes its text final.
 
-    `drafter` (`drafter_of`) says before that what is being said, every `every` seconds, or less often where it is slow;
-    after a draft there is none for `rest` times as long as it took, for others to be heard. `blocks` is asked for the
-    next when the last was worked on, and should then give all that has come in (`drained`). `decode` gives the
-    hypotheses of a batch of pieces (`SharedRecognizer.recognize`). Raises ValueError for a model that does not hear
-    sound, or for times that cannot be; AudioError for samples that cannot."""
+    Until then, `drafter` (`drafter_of`) drafts what is being said every `every` seconds, or less often if it is slow;
+    after a draft it rests for `rest` times as long as the draft took, so that others get their turn. `blocks` is asked
+    for the next block when the last one has been processed, and should then give all that has arrived (`drained`).
+    `decode` returns the hypotheses of a batch of pieces (`SharedRecognizer.recognize`). Raises ValueError for a model
+    that does not hear audio or for impossible times, AudioError for impossible samples."""
     if recognizer.takes != "sound":
         raise ValueError(f"this model takes {recognizer.takes}, not sound")
     if not MARGIN <= pause < math.inf:
@@ -67,7 +67,7 @@ def listen(
     if not 0 < every < math.inf:
         raise ValueError(f"every must be positive and finite, not {every}")
     cutter, draft = Cutter(recognizer.piece_seconds, pause, SpeechDetector()), _Draft()
-    new, wanted = 0.0, every  # seconds of speech since the last draft, and those to the next
+    new, wanted = 0.0, every  # seconds of speech since the last draft, and how many make the next
     least, most = (round(seconds * SAMPLE_RATE) for seconds in (TURN, recognizer.piece_seconds))
     for fresh, last in _turns(blocks, least, most):
         if pieces := list(cutter.cut(fresh, last)):
@@ -84,8 +84,8 @@ def listen(
 
 
 def drafter_of(recognizer: Recognizer, strategy: str | None = None) -> Recognizer:
-    """The same model with a quicker search, of `DRAFTS` (None: rescore, or greedy where CTC has no part). Raises
-    ValueError for one that the model cannot do."""
+    """The same model with a faster search: one of `DRAFTS` (None: rescore, or greedy if CTC is not used). Raises
+    ValueError for a strategy that the model does not support."""
     if strategy is None:
         strategy = "rescore" if recognizer.model.transformer.ctc and recognizer.options.ctc_weight else "greedy"
     options = {"strategy": strategy, "nbest": 1, "temperature": 0.0, "fallback": ()}
@@ -97,14 +97,14 @@ def drafter_of(recognizer: Recognizer, strategy: str | None = None) -> Recognize
 
 
 class _Draft:
-    """The words of a piece that is being spoken, as far as they are known."""
+    """The words, as far as they are known, of a piece that is being spoken."""
 
     def __init__(self):
         self.agreed: list[str] = []
-        self.others: list[str] = []  # the last draft's, behind as many
+        self.others: list[str] = []  # the last draft's, after the agreed ones
 
     def is_news(self, words: list[str]) -> bool:
-        """Takes another draft; whether it says something new."""
+        """Adds a draft, and returns whether it says something new."""
         before = self.settled, self.tentative
         fresh = words[len(self.agreed) :]
         both = takewhile(lambda pair: pair[0] == pair[1], zip(self.others, fresh, strict=False))
@@ -122,7 +122,7 @@ class _Draft:
 
 
 def _turns(blocks: Iterable[np.ndarray], least: int, most: int) -> Iterator[tuple[np.ndarray, bool]]:
-    """What has come in, from `least` to `most` samples at a time, and whether that is the last, which may have less."""
+    """The samples that have arrived, `least` to `most` at a time, and whether they are the last, which may be fewer."""
     waiting = np.zeros(0, np.float32)
     for block in blocks:
         waiting = np.concatenate([waiting, *sound_of(block)])
@@ -133,11 +133,11 @@ def _turns(blocks: Iterable[np.ndarray], least: int, most: int) -> Iterator[tupl
 
 
 def drained(inbox: queue.Queue[bytes | None]) -> Iterator[np.ndarray]:
-    """Samples `(N,)`, float32, of raw ones of 16 bits (little-endian, one channel), whose bytes another thread puts in:
-    all that it has put in since the last time, as one block of hardly more than `MOST_BYTES`. None ends them."""
+    """Samples `(N,)`, float32, of raw 16-bit audio (little-endian, one channel) whose bytes another thread puts in the
+    inbox: all that has arrived since the last block, as one block of hardly more than `MOST_BYTES`. None ends it."""
     raw, block = b"", b""
     while block is not None:
-        waiting, size = [raw], 0  # of a sample the first half may have come
+        waiting, size = [raw], 0  # the first half of a sample may have arrived
         block = inbox.get()
         while block is not None:
             waiting.append(block)

@@ -1,4 +1,4 @@
-"""A word n-gram model, read through KenLM (Heafield 2011), that rescores what the search has found."""
+"""A word n-gram model, read by KenLM (Heafield 2011), that rescores the hypotheses of a search."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from asr.decode.options import Hypothesis
 from asr.model.folder import ModelError
 
-DOUBTFUL = 5  # words of an utterance, none of which is known: perhaps the model has capitals
+DOUBTFUL = 5  # words of an utterance, all of them unknown, for a warning: perhaps the model has capitals
 
 logger = logging.getLogger(__name__)
 
 
 class NGram:
-    """An n-gram model over words as the recogniser's normaliser writes them."""
+    """An n-gram model of words as the recogniser's normaliser writes them."""
 
-    doubted = True  # until it knows a word, or it was said that it knows none
+    doubted = True  # until a word is in the model, or a warning was given that none is
 
     def __init__(self, path: str | Path):
-        """`path`: ARPA or KenLM's binary form. Raises ModelError where it is neither, or where KenLM is missing."""
+        """`path`: ARPA or KenLM's binary format. Raises ModelError if it is neither, or if KenLM is missing."""
         try:
             import kenlm
         except ImportError:
@@ -36,11 +36,11 @@ class NGram:
             raise ModelError(f"{path}: not an n-gram model that KenLM reads ({str(error).splitlines()[0]})") from None
 
     def log_prob(self, text: str) -> float:
-        """Natural log-probability of the words of `text` and of its end after them."""
+        """The natural log-probability of the words of `text` and of the end after them."""
         return self.model.score(text) * math.log(10)
 
     def rescore(self, hypotheses: list[Hypothesis], texts: list[str], weight: float) -> list[Hypothesis]:
-        """The hypotheses with `weight` times the log-probability of their texts in the scores, best first."""
+        """The hypotheses with `weight` times the log-probability of their texts added to their scores, best first."""
         if self.doubted:
             self._doubt({word for text in texts for word in text.split()})
         rescored = [

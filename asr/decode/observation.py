@@ -1,8 +1,8 @@
-"""What went on inside a model while it transcribed: the same encoder pass and search as always, with the attention's
-weights kept, and the decoder once along what the search found.
+"""What goes on inside a model while it transcribes: the usual encoder pass and search, with the attention weights
+kept, and one pass of the decoder over what the search found.
 
 Diagonality is that of Zhang et al. (2021, "On the usefulness of self-attention for automatic speech recognition with
-transformers"): 1 where every query attends to its own place, 0 where it attends to what is farthest away.
+transformers"): 1 if every query attends to its own place, 0 if it attends to the place farthest away.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from asr.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Observation:
-    """One piece of a recording, seen from inside. All tensors are float32 and on the CPU."""
+    """One piece of a recording, seen from inside. All tensors are float32 (token ids aside) and on the CPU."""
 
     takes: str  # sound, matrix or text
     unit: str  # of all times: seconds, or tokens of a text
-    length: float  # of what was put in, without padding
-    frames: tuple[float, float]  # where the encoder's first frame begins and its last ends
-    features: Tensor  # (T, d) as the encoder gets them, without what pads to a window; of text (T,) token ids
-    source: list[str]  # the tokens of a text; else none
+    length: float  # of the input, without padding
+    frames: tuple[float, float]  # where the encoder's first frame starts and its last ends
+    features: Tensor  # (T, d) input of the encoder, without the padding to a window; for text (T,) token ids
+    source: list[str]  # tokens of the input, if it is text; else empty
     text: str
-    tokens: list[str]  # as the decoder wrote them, and the end
+    tokens: list[str]  # that the decoder wrote, and the end
     words: list[TimedWord]
     symbols: list[str]  # of the vocabulary, by id
     ctc: Tensor | None  # (M, V) CTC posteriors
     self_attention: Tensor  # (layers, H, M, M) of the encoder
     cross_attention: Tensor  # (layers, H, T', M) of the decoder
-    positions: Tensor  # (M, D): what is added to the encoder's frames; rotary: the cosines of the turns
+    positions: Tensor  # (M, D): what is added to the encoder's frames; rotary: the cosines of the angles
     key_dim: int
 
 
 @torch.inference_mode()
 def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
     """Transcribes samples `(N,)`, a matrix `(T, d)` or token ids `(T,)`, as `Recognizer.recognize` does, and keeps what
-    it sees."""
+    it observes."""
     transformer, tokenizer = recognizer.model.transformer, recognizer.model.tokenizer
     front_end = recognizer.model.front_end
     X, X_lens = recognizer.features([samples])
@@ -82,13 +82,13 @@ def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """Mean over the queries of attention weights `(..., L_q, L_k)`: `(...)` in nats; even attention has log L_k."""
+    """Entropy of attention weights `(..., L_q, L_k)`, mean over the queries: `(...)` in nats; log L_k if uniform."""
     return (weights * -weights.clamp(min=1e-30).log()).sum(dim=-1).mean(dim=-1)
 
 
 def diagonality(weights: Tensor) -> Tensor:
-    """1 - the mean distance of what each query of `(..., L_q, L_k)` attends to from its own place (the queries spread
-    evenly over the keys), as a part of the largest distance there: `(...)`."""
+    """1 - the mean distance from each query's own place (the queries spread evenly over the keys) to what it attends to
+    in weights `(..., L_q, L_k)`, as a fraction of the largest distance from there: `(...)`."""
     queries, keys = weights.shape[-2:]
     own = torch.linspace(0, keys - 1, queries)[:, None]
     distance = (torch.arange(keys) - own).abs()
@@ -97,11 +97,11 @@ def diagonality(weights: Tensor) -> Tensor:
 
 
 def score_spread(weights: Tensor, key_dim: int) -> tuple[Tensor, Tensor]:
-    """Deviation over the keys of the scores behind attention weights `(..., L_q, L_k)`, the mean over the queries, with
-    1/√d_k and without: `(...)` each.
+    """The standard deviation over the keys of the scores behind attention weights `(..., L_q, L_k)`, mean over the
+    queries, with 1/√d_k and without: `(...)` each.
 
-    Weights are scores up to a constant a query once their logarithm is taken, so that it comes from them alone."""
-    seen = weights > 0  # what a window hides, or what is too small for its type, has no score
+    The logarithms of the weights are the scores up to a constant per query, so the weights are all it needs."""
+    seen = weights > 0  # keys that a window hides, or with weights too small for their type, have no score
     count = seen.sum(dim=-1).clamp(min=2)
     scores = weights.clamp(min=1e-30).log().masked_fill(~seen, 0.0)
     mean = scores.sum(dim=-1, keepdim=True) / count[..., None]
@@ -116,13 +116,13 @@ def unscaled(weights: Tensor, key_dim: int) -> Tensor:
 
 
 def _symbol(tokenizer: Tokenizer, token: int) -> str:
-    """A token as one can read it: the space and the beginning of a word as U+2423."""
+    """A token in readable form: U+2423 for a space and the start of a word."""
     return tokenizer.piece(token).replace("\u2581", "\u2423")
 
 
 def _words(recognizer: Recognizer, tokens: list[int], ctc: Tensor | None, cross: Tensor) -> list[TimedWord]:
-    """Each word from where CTC hears its first token to where it hears its last; without CTC, or where its frames are
-    too few for what the decoder wrote, around where the decoder looks."""
+    """The words, each from where CTC hears its first token to where it hears its last; without CTC, or with too few
+    frames for what the decoder wrote, around where the decoder looks."""
     count = cross.shape[-1]
     looks = (cross.mean(dim=(0, 1)) * torch.arange(count)).sum(dim=-1).tolist()
     spans = [(look, look + 1) for look in looks]

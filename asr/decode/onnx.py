@@ -1,7 +1,7 @@
-"""A recogniser as ONNX graphs, for programs without PyTorch: ONNX Runtime has C++, C#, Java, JavaScript and more.
+"""A recogniser as ONNX graphs, for programs without PyTorch: ONNX Runtime supports C++, C#, Java, JavaScript and more.
 
-`encoder.onnx` takes sounds to what the decoder attends to, `decoder.onnx` makes a step of every hypothesis, and
-`description.json` is what a search has to know beside them. `docs/onnx.md` says how they are used.
+`encoder.onnx` turns audio into what the decoder attends to, `decoder.onnx` runs one step of every hypothesis, and
+`description.json` holds what else a search needs. `docs/onnx.md` describes how to use them.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from asr.text.loading import save_tokenizer
 from asr.text.tokenizer import BLANK, SPECIALS, UNK
 
 ENCODER, DECODER, DESCRIPTION = "encoder.onnx", "decoder.onnx", "description.json"
-SOURCE = {"sound": "samples", "matrix": "features", "text": "text"}  # the name of what the encoder takes
-UNWRITTEN = {SPECIALS[UNK]: "\ufffd"}  # as it is decoded
-TOLERANCE = 1e-2  # by which log-posteriors may differ from the model's
+SOURCE = {"sound": "samples", "matrix": "features", "text": "text"}  # the name of the encoder's input
+UNWRITTEN = {SPECIALS[UNK]: "\ufffd"}  # how the token is decoded
+TOLERANCE = 1e-2  # largest difference that log-posteriors may have from the model's
 
 
 class ExportError(RuntimeError):
-    """Graphs that do not compute what the model does."""
+    """Raised for graphs that do not compute what the model does."""
 
 
 def describe(recognizer: Recognizer) -> dict[str, Any]:
-    """What a search beside the graphs needs to know."""
+    """What a search needs to know in addition to the graphs."""
     model, config = recognizer.model, recognizer.model.transformer.config
     features = model.front_end.config
     described: dict[str, Any] = {"takes": takes(model)}
@@ -72,12 +72,12 @@ def describe(recognizer: Recognizer) -> dict[str, Any]:
 
 
 def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) -> float:
-    """Writes the graphs, the description and the tokenizer's file to a folder that is new or empty; the recogniser's
-    model is in float32 and on the CPU, and no other thread may use torch meanwhile. With `int8` the graphs multiply
-    with weights in whole numbers. Returns by how much, at most, log-posteriors of the graphs differ from the model's.
+    """Writes the graphs, the description and the tokenizer's file to a new or empty folder. The recogniser's model must
+    be in float32 and on the CPU, and no other thread may use torch meanwhile. With `int8` the graphs multiply integers.
+    Returns the largest difference between the log-posteriors of the graphs and the model's.
 
-    Raises ValueError where there is something in the folder, or onnx, onnxscript or onnxruntime is missing; ExportError
-    where the graphs do not compute what the model does."""
+    Raises ValueError if the folder is not empty, or onnx, onnxscript or onnxruntime is missing; ExportError if the
+    graphs do not compute what the model does."""
     check_export(folder)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) 
 
 
 def check_export(folder: str | Path) -> None:
-    """Raises ValueError where there is something in the folder or a library is missing, OSError for what is no folder:
+    """Raises ValueError if the folder is not empty or a library is missing, OSError if it is not a folder; to be called
     before a model is loaded."""
     if Path(folder).exists() and any(Path(folder).iterdir()):
         raise ValueError(f"{folder} is not empty: choose another folder")
@@ -120,7 +120,7 @@ def _write_graphs(recognizer: Recognizer, folder: Path) -> None:
     outputs = ["memory_lens", "cross_keys", "cross_values", *(["ctc_log_probs"] if model.transformer.ctc else [])]
     _write(folder / ENCODER, encoder, sounds, axes, outputs)
     memory_lens, keys, values, *_ = encoder(*sounds)
-    past = [x.new_zeros(*x.shape[:3], 6, x.shape[4]) for x in (keys, values)]  # of two steps of three hypotheses
+    past = [x.new_zeros(*x.shape[:3], 6, x.shape[4]) for x in (keys, values)]  # two steps of three hypotheses
     tokens, hidden = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, 6, dtype=torch.bool)
     step = (tokens, *past, hidden, keys, values, memory_lens)
     axes = {"tokens": {0: B, 1: W}, "past_keys": {1: B, 3: S}, "past_values": {1: B, 3: S}}
@@ -132,10 +132,10 @@ def _write_graphs(recognizer: Recognizer, folder: Path) -> None:
 def _write(
     path: Path, graph: nn.Module, inputs: tuple[Tensor, ...], axes: dict[str, dict[int, Any]], outputs: list[str]
 ) -> None:
-    """The graph that `inputs` take through the module; their `axes` can have any size."""
+    """Writes the graph that `inputs` take through the module; their `axes` can have any size."""
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    with _quiet(), torch.enable_grad():  # then sounds are subsampled as a whole, and attention is plain products
+    with _quiet(), torch.enable_grad():  # which subsamples audio as a whole, and makes attention plain products
         program = torch.onnx.export(
             graph,
             inputs,
@@ -145,13 +145,13 @@ def _write(
             dynamo=True,
             verbose=False,
         )
-    ClearMetadataAndDocStringPass()(program.model)  # where in which file each node comes from
+    ClearMetadataAndDocStringPass()(program.model)  # the file and line that each node comes from
     program.save(path)
 
 
 def _quantize(path: Path) -> None:
-    """Puts the weights of the graph's products into whole numbers, by ONNX Runtime; what is multiplied with them is so
-    at run time."""
+    """Quantises the weights of the graph's matrix products to int8 by ONNX Runtime; what is multiplied with them is
+    quantised at run time."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with _quiet():
@@ -160,7 +160,7 @@ def _quantize(path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what libraries say of themselves meanwhile."""
+    """Suppresses the warnings and log messages of libraries meanwhile."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -189,8 +189,8 @@ def _session(path: Path) -> Callable[..., list[Tensor]]:
 def difference(
     recognizer: Recognizer, encoder: Callable[..., Sequence[Tensor]], decoder: Callable[..., Sequence[Tensor]]
 ) -> float:
-    """By how much, at most, log-posteriors of two graphs differ from the model's, with batches of other sizes than they
-    were made with, and hypotheses that change places; infinity where lengths are other ones."""
+    """The largest difference between the log-posteriors of two graphs and the model's, with batches of other sizes than
+    the graphs were made with, and hypotheses that change places; infinity if the lengths differ."""
     transformer, found = recognizer.model.transformer, []
     for seconds in ([0.9, 2.0, 1.4], [0.05]):
         inputs = _noise(recognizer, seconds)
@@ -211,11 +211,11 @@ def difference(
             theirs, *past, hidden = decoder(tokens, *past, hidden, keys, values, lens)
             found.append(ours - theirs)
             state, hidden = state.reorder(parents), hidden[torch.arange(B)[:, None], parents]
-    return float(torch.cat([x.abs().flatten() for x in found]).max())  # NaN where one is
+    return float(torch.cat([x.abs().flatten() for x in found]).max())  # NaN if any is
 
 
 def _noise(recognizer: Recognizer, seconds: list[float]) -> list[np.ndarray]:
-    """A batch of what the recogniser takes, at random."""
+    """A batch of random inputs for the recogniser."""
     rng, config = np.random.default_rng(0), recognizer.model.transformer.config
     lens = [round(length * recognizer.rate) for length in seconds]
     if recognizer.takes == "text":
@@ -225,7 +225,7 @@ def _noise(recognizer: Recognizer, seconds: list[float]) -> list[np.ndarray]:
 
 
 def _graph_inputs(recognizer: Recognizer, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """The batch as the encoder's graph takes it, and its lengths."""
+    """The batch as the encoder's graph expects it, and its lengths."""
     batch = pad_sequence([torch.from_numpy(x) for x in inputs], batch_first=True)
     lens, front_end = torch.tensor([len(x) for x in inputs]), recognizer.model.front_end
     return front_end.extract(batch, lens) if front_end.config.kind == "kaldi" else (batch, lens)

@@ -1,4 +1,4 @@
-"""How to search, and what a search finds."""
+"""The options of a search, and the hypotheses that it finds."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from numbers import Integral, Real
 from typing import Any
 
 STRATEGIES = ("beam", "rescore", "ctc", "greedy")
-KINDS = {"str": str, "int": Integral, "float": Real}  # of an option's values; numpy's are among them
+KINDS = {"str": str, "int": Integral, "float": Real}  # types of an option's values; numpy's numbers are among them
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """Options of a search; checked here and nowhere else."""
+    """Options of a search; their values are checked here and nowhere else."""
 
     # beam: attention, CTC and language model together, token by token; rescore: the n-best of CTC (and language model),
-    # then the decoder once over all of them; ctc: without the decoder, beam_size 1 takes the likeliest path;
-    # greedy: the likeliest next token by attention alone (and phrases)
+    # then one pass of the decoder over all of them; ctc: without the decoder, beam_size 1 is the likeliest path;
+    # greedy: the likeliest next token by attention only (and phrases)
     strategy: str = "beam"
     beam_size: int = 10  # hypotheses kept at each step, per utterance
-    ctc_weight: float = 0.3  # share of the CTC prefix score; the attention has the rest
-    lm_weight: float = 0.3  # of the language model's log-probability, added; where there is a language model
-    # of the bigram of the model's transcripts, which stands for the language that its decoder has learnt, subtracted;
-    # where there is a language model to take its place
+    ctc_weight: float = 0.3  # share of the CTC prefix score; attention has the rest
+    lm_weight: float = 0.3  # weight of the language model's log-probability, if there is a language model
+    # weight of the log-probability, subtracted, of the bigram of the model's transcripts, which stands for the language
+    # that its decoder has learnt; only if there is a language model to take its place
     ilm_weight: float = 0.0
-    ngram_weight: float = 0.3  # of the n-gram model's, which rescores what the search found; where there is one
+    ngram_weight: float = 0.3  # weight of the n-gram model that rescores what the search found, if there is one
     phrases: tuple[str, ...] = ()  # words and word sequences that are likelier than the model thinks: names, terms
     phrase_weight: float = 1.0  # added to the score for each token of a phrase that is written to its end
     length_bonus: float = 0.0  # added to the score for each token
-    max_repeats: int = 8  # times that a block of tokens may stand in a row: a loop ends there
+    max_repeats: int = 8  # times that a block of tokens may occur in a row, so that loops end
     temperature: float = 0.0  # of greedy search: above 0 each token is drawn from softmax(log-posteriors / temperature)
-    fallback: tuple[float, ...] = ()  # temperatures to try in turn where a transcript is doubtful (asr.decode.fallback)
+    fallback: tuple[float, ...] = ()  # temperatures to try in turn for a doubtful transcript (asr.decode.fallback)
     nbest: int = 1  # hypotheses returned per utterance; at most the beam size
 
     def __post_init__(self):
@@ -68,7 +68,7 @@ class DecodeOptions:
 
 
 def _of_its_type(option: Field, value: Any) -> Any:
-    """The value of an option, several as a tuple. Raises TypeError for what is none; numpy's numbers are."""
+    """The value of an option, several as a tuple. Raises TypeError for another type; numpy's numbers are accepted."""
     several = option.type.startswith("tuple")
     kind = option.type.removeprefix("tuple[").partition(",")[0]
     if several and isinstance(value, Iterable):
@@ -79,15 +79,15 @@ def _of_its_type(option: Field, value: Any) -> Any:
     return value
 
 
-# without CTC, and with the temperatures of Whisper's own decoding: for what `asr.model.foreign` imports
+# for models that `asr.model.foreign` imports: without CTC, and with the temperatures of Whisper's own decoding
 IMPORTED = DecodeOptions(beam_size=5, ctc_weight=0.0, fallback=(0.2, 0.4, 0.6, 0.8, 1.0))
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One way to write an utterance."""
+    """A possible transcript of an utterance."""
 
     tokens: list[int]  # without start and end
     score: float  # log-probability by the weighted scorers, plus the length bonus
     token_scores: list[float] = field(default_factory=list)  # what each token added to the score
-    spans: list[tuple[float, float]] | None = None  # encoder frames in which CTC hears each token, where asked for
+    spans: list[tuple[float, float]] | None = None  # encoder frames in which CTC hears each token, if requested
