@@ -18,11 +18,11 @@ __version__ = "0.1.0"
 
 
 def load(model: str | Path | None = None, device: str | None = None, **settings) -> Recognizer:
-    """The recogniser of a model folder (None: the model that ships) on a device (None: a GPU where there is one).
+    """The recogniser of a model folder (None: the model that ships) on a device (None: a GPU if there is one).
 
-    "whisper:PATH" is another toolkit's checkpoint, as `asr.model.foreign` imports it.
-    `settings` are the arguments of asr.decode.Recognizer, and any field of asr.decode.DecodeOptions (`beam_size`,
-    `nbest`, `lm_weight`, `phrases`, ...), where the others are to stay as they were tuned for the model.
+    "whisper:PATH" names another toolkit's checkpoint, as imported by `asr.model.foreign`.
+    `settings` are the arguments of asr.decode.Recognizer and any fields of asr.decode.DecodeOptions (`beam_size`,
+    `nbest`, `lm_weight`, `phrases`, ...); the fields that are not given keep the values tuned for the model.
 
     Raises asr.model.folder.ModelError."""
     from asr.decode.recognizer import Recognizer  # `import asr` itself loads nothing

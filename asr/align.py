@@ -1,5 +1,5 @@
-"""When each word of a transcribed corpus is said: `python -m asr.align CORPUS --out CUTS` writes Lhotse cuts with the
-words' times (`supervision.alignment["word"]`), found by CTC; `--ctm` writes them as NIST's CTM, too.
+"""Finds the word times of a transcribed corpus by CTC: `python -m asr.align CORPUS --out CUTS` writes Lhotse cuts with
+the times (`supervision.alignment["word"]`); `--ctm` also writes them as NIST's CTM.
 
 Exit code 2 for a wrong option, model or corpus.
 """

@@ -1,8 +1,8 @@
-"""One model of several, the mean of their weights: `python -m asr.average exp/a/model exp/b/model --out exp/mean`.
+"""Averages the weights of several models: `python -m asr.average exp/a/model exp/b/model --out exp/mean`.
 
-For trainings that began as the same model: their mean mostly errs less than each of them, and takes no longer than one.
-How it decodes is to be tuned anew (asr.tune). Of one model it makes a copy with weights of another type (`--dtype`) and
-all that was tuned. Exit code 2 for models that are not alike.
+The models should have been trained from the same one: their mean usually makes fewer errors than each of them, and is
+as fast as one. Its decoding has to be tuned again (asr.tune). A single model is copied, with weights of another type
+(`--dtype`) and everything that was tuned. Exit code 2 for models that do not match.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the commands share: the options of decoding, and how errors leave a command."""
+"""What the commands share: the decoding options, and how errors end a command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float | None = 360.0) -> None:
-    """Without --batch-seconds where that is None."""
+    """Adds the decoding options, without --batch-seconds if `batch_seconds` is None."""
     group = parser.add_argument_group(
         "decoding", "a default with * is replaced by the value tuned for the model (asr.tune), if there is one"
     )
@@ -59,9 +59,9 @@ def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float |
 
 def load_recognizer(args: argparse.Namespace) -> Recognizer:
     """The recogniser that the options ask for. Raises ValueError naming the option or the folder that is wrong, or an
-    option that would change nothing."""
+    option that would have no effect."""
     settings = {"precision": args.precision, "ngram": args.ngram}
-    for name in ("batch_seconds", "channel"):  # which not all commands have
+    for name in ("batch_seconds", "channel"):  # not all commands have these
         if (value := getattr(args, name, None)) is not None:
             settings[name] = value
     if args.piece_seconds is not None:
@@ -86,7 +86,7 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
 
 
 def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: Recognizer) -> None:
-    """Raises ValueError for an option that has no effect on this recogniser; `given` are those of `DecodeOptions`."""
+    """Raises ValueError for an option without effect on this recogniser; `given`: the fields set of `DecodeOptions`."""
     if args.piece_seconds is not None and recognizer.window:
         raise ValueError(f"--piece-seconds: this model hears pieces of {recognizer.window:g} s")
     if args.phrase_weight is not None and not recognizer.options.phrases:
@@ -108,21 +108,21 @@ def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: 
             wanted = {"language_model": "language model (--lm)", "ngram": "n-gram model (--ngram)"}[model]
             raise ValueError(f"--{useless.replace('_', '-')} {given[useless]}: there is no {wanted}")
     for model, weight in (("lm", "lm_weight"), ("ngram", "ngram_weight")):
-        tried = any(getattr(args, f"{weight}s", None) or ())  # by asr.tune
+        tried = any(getattr(args, f"{weight}s", None) or ())  # values that asr.tune tries
         if getattr(args, model) and weight not in given and not tried and not getattr(recognizer.options, weight):
             flag = weight.replace("_", "-")
             raise ValueError(f"--{model}: {flag} was tuned to 0, so it would have no effect: give --{flag}")
 
 
 def load_model(model: str | None, device: str | None, **settings) -> Recognizer:
-    """`Recognizer.load`, with a ValueError for a device that is not there."""
+    """Calls `Recognizer.load`; raises ValueError for a device that does not exist."""
     import torch
 
     from asr.decode.recognizer import Recognizer, default_device
 
     try:
         torch.empty(0, device=device or default_device())
-    except (RuntimeError, AssertionError) as error:  # torch's ways to say that there is no such device
+    except (RuntimeError, AssertionError) as error:  # what torch raises if there is no such device
         named = f"--device {device}: " if device else ""
         raise ValueError(named + str(error).partition("\n")[0]) from None
     return Recognizer.load(model, device, **settings)
@@ -130,7 +130,7 @@ def load_model(model: str | None, device: str | None, **settings) -> Recognizer:
 
 @contextlib.contextmanager
 def progress_bar(seconds: float) -> Iterator[Callable[[float], None] | None]:
-    """A bar of the seconds of sound decoded, on a terminal and for more than a minute of it; else None."""
+    """The function that advances a bar of seconds of audio decoded; None off a terminal or for less than a minute."""
     if seconds < 60 or not sys.stderr.isatty():
         yield None
         return
@@ -138,26 +138,26 @@ def progress_bar(seconds: float) -> Iterator[Callable[[float], None] | None]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} s"), TimeRemainingColumn())
-    streams = {"redirect_stdout": False, "redirect_stderr": False}  # which it would take for its own, also to a file
+    streams = {"redirect_stdout": False, "redirect_stderr": False}  # or rich would take over both, even a file
     with Progress(*columns, console=Console(stderr=True), transient=True, **streams) as bar:
         task = bar.add_task("", total=seconds)
         yield lambda done: bar.advance(task, done)
 
 
 def cuts_path(text: str) -> Path:
-    """The type of an option that names cuts to write."""
+    """The argparse type of an option that names cuts to write."""
     if not text.endswith(".jsonl.gz"):
         raise argparse.ArgumentTypeError(f"{text}: cuts are written as .jsonl.gz")
     return Path(text)
 
 
 def first_repeated(names: Iterable[Hashable]) -> Hashable | None:
-    """The first of the names that is there more than once."""
+    """The first name that occurs more than once, or None."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def keep_inputs(inputs: Sequence[str | Path], *outputs: Path | None) -> None:
-    """Raises ValueError where a command would write over what it reads, or twice to one file."""
+    """Raises ValueError if a command would overwrite one of its inputs, or write to a file twice."""
     read = {Path(path).resolve() for path in inputs}
     written: set[Path] = set()
     for output in filter(None, outputs):
@@ -169,40 +169,40 @@ def keep_inputs(inputs: Sequence[str | Path], *outputs: Path | None) -> None:
 
 
 def check_outputs(*outputs: Path | None) -> None:
-    """Makes the folders of what a command shall write; raises OSError for what cannot be written, before any work."""
+    """Makes the folders of the outputs; raises OSError, before any work, for an output that cannot be written."""
     for path in filter(None, outputs):
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()
         path.open("ab").close()
         if is_new:
-            path.unlink(missing_ok=True)  # another process of the same command may have been quicker
+            path.unlink(missing_ok=True)  # another process of the same command may have been faster
 
 
 def check_no_model(folder: Path) -> None:
-    """Raises ValueError where a command would write over a model."""
+    """Raises ValueError if a command would overwrite a model."""
     if any((folder / name).exists() for name in ("config.json", "decoding.json", "lm")):
         raise ValueError(f"{folder} already holds a model: move it away, or choose another folder")
 
 
 @contextlib.contextmanager
 def guarded(command: str) -> Iterator[None]:
-    """Around a command: what a user can mend ends it in one line (code 2), and so does what stops it from outside
-    (130 for Ctrl-C, 1 where memory runs out)."""
+    """Wraps a command: an error that the user can fix ends it with one line (code 2), and so do external causes (130
+    for Ctrl-C, 1 if memory runs out)."""
     try:
         yield
     except (ValueError, OSError) as error:
         fail(command, error)
     except KeyboardInterrupt:
         fail(command, "interrupted", code=130)
-    except (MemoryError, RuntimeError) as error:  # torch's, of a GPU and of a CPU
+    except (MemoryError, RuntimeError) as error:  # what torch raises, on a GPU and on a CPU
         if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
             raise
         fail(command, "out of memory: lower --batch-seconds or --beam-size, where the command has them", code=1)
 
 
 def say(text: str) -> None:
-    """Prints at once, escaped where the terminal's encoding lacks a character; a reader that has had enough (`| head`)
-    ends the command without a word."""
+    """Prints and flushes, with escapes for characters that the terminal's encoding lacks; a closed pipe (`| head`) ends
+    the command silently."""
     try:
         try:
             print(text, end="", flush=True)
@@ -210,15 +210,15 @@ def say(text: str) -> None:
             sys.stdout.reconfigure(errors="backslashreplace")
             print(text, end="", flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it leaves
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
         fail("asr", f"standard output: {error.strerror}", code=1)
 
 
 def fail(command: str, message: object, code: int = 2) -> NoReturn:
-    """One line on standard error, and the exit code: 2 for a user's mistake. With ASR_TRACEBACK in the environment also
-    where it came from."""
+    """Prints one line on standard error and exits: code 2 is for a user's mistake. With ASR_TRACEBACK set in the
+    environment, prints the traceback, too."""
     if os.environ.get("ASR_TRACEBACK"):
         traceback.print_exc()
     print(f"{command}: {message}", file=sys.stderr)

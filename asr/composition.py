@@ -1,4 +1,4 @@
-"""Hydra for the commands that train: typed options, errors that name the option, options kept with the checkpoints."""
+"""Hydra for the training commands: typed options, errors that name the option, options saved with the checkpoints."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from asr.model.config import PRESETS
 from asr.resources import resource
 from asr.training.config import OF_THE_REST, LMTrainConfig, PretrainConfig, TrainConfig
 
-# in the folder of a training: the options that it was started with, and which experiment they are; its checkpoints have
-# those that it goes on with
+# in a training's folder: the options that it was started with, and the name of the experiment; the checkpoints hold the
+# options that it resumes with
 OPTIONS = "config.yaml"
-# options that a training cannot be resumed without: they decide the shape of what is trained, or of the optimiser
+# options that must not change when a training is resumed: they determine the shape of what is trained, or the optimiser
 SHAPE = (
     "model.",
     "tokenizer",
@@ -46,17 +46,17 @@ SHAPE = (
     "lora_rank",
     "optimizer.kind",
 )
-# what models of one kind need not have in common
+# files that may differ between models of one kind
 VARYING = ("model.safetensors", "bigram.safetensors", "decoding.json", "README.md")
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what a user may have of it
-FOLLOWING = {"model.vocab_size": "the tokenizer", "model.input_dim": "the features"}  # are not for a user to say
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the user's quota
+FOLLOWING = {"model.vocab_size": "the tokenizer", "model.input_dim": "the features"}  # not set by the user
 ORIGINS = ("tokenizer", "tokenizer.folder", "init_from", "init_decoder_from")  # folders, which may have moved
 
 
 @cache
 def register() -> None:
-    """Tells Hydra the schemas, so that types are checked, the model presets as the group `model`, and how to find what
-    ships with the project (`${shipped:data/digits/train.tar}`)."""
+    """Registers with Hydra the schemas, so that types are checked, the model presets as the group `model`, and the
+    resolver of files that ship with the project (`${shipped:data/digits/train.tar}`)."""
     OmegaConf.register_new_resolver("shipped", lambda path: str(resource(*path.split("/"))), replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=_writable(TrainConfig))
@@ -68,7 +68,7 @@ def register() -> None:
 
 def build_config(composed: DictConfig) -> Any:
     """The composed options as checked dataclasses. Raises ValueError naming the option that is wrong."""
-    # nan is neither less than 0 nor more than 1, as whoever checks a number asks
+    # nan would pass every range check: it is neither less than 0 nor more than 1
     for name, value in _leaves("", OmegaConf.to_container(composed)):
         numbers = value if isinstance(value, list) else [value]
         if any(isinstance(number, float) and math.isnan(number) for number in numbers):
@@ -80,13 +80,13 @@ def build_config(composed: DictConfig) -> Any:
 
 
 def training_command(command: str, config_name: str, schema: type, train: Callable[[Any], object]) -> None:
-    """Composes `conf/<config_name>.yaml` with what was typed, keeps the result in `out`, and trains. Ends the process
+    """Composes `conf/<config_name>.yaml` with the command line, saves the result in `out`, and trains. Ends the process
     with one line and code 2 for an option or data that cannot be used."""
 
     def run(composed: DictConfig) -> None:
-        from lightning.pytorch.utilities import rank_zero_only  # Lightning sets levels when it is imported
+        from lightning.pytorch.utilities import rank_zero_only  # Lightning sets log levels on import
 
-        level = logging.WARNING if rank_zero_only.rank else logging.INFO  # the first of several processes reports
+        level = logging.WARNING if rank_zero_only.rank else logging.INFO  # only the first process reports
         logging.basicConfig(level=level, format="%(message)s", force=True)
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", module="lightning")
@@ -98,7 +98,7 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
                     raise ValueError(f"{name} follows from {FOLLOWING[name]}")
             for override in typed:
                 name, adds = override.key_or_group, override.is_add() or override.is_force_add()
-                if adds and name not in _names(schema) and not name.startswith("hydra."):  # nobody would look at it
+                if adds and name not in _names(schema) and not name.startswith("hydra."):  # it would be ignored
                     raise ValueError(_no_such_option(name, schema))
             if composed.resume:
                 composed = _with_saved_options(composed, schema, typed)
@@ -109,33 +109,33 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
                 experiment = HydraConfig.get().runtime.choices.get("experiment")
                 started = OmegaConf.to_container(composed, resolve=True) | {"experiment": experiment}
                 OmegaConf.save(started, unfinished)
-                unfinished.replace(Path(config.out) / OPTIONS)  # at once: other processes may be reading it
+                unfinished.replace(Path(config.out) / OPTIONS)  # atomically: other processes may be reading it
             try:
                 train(config)
             except OSError as error:
                 if error.errno not in FULL or error.filename:
                     raise
-                raise OSError(error.errno, error.strerror, config.out) from error  # TensorBoard names no file
+                raise OSError(error.errno, error.strerror, config.out) from error  # TensorBoard's error names no file
 
     register()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # it lets errors through, and prints none itself
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them
     try:
         hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name=config_name)(run)()
-    except (HydraException, ValueError) as error:  # what was typed could not be composed
+    except (HydraException, ValueError) as error:  # the command line could not be composed
         if unknown := re.match(r"Could not override '(.+?)'", str(error)):
             fail(command, _no_such_option(unknown[1], schema))
         if isinstance(error, OverrideParseException):
             quotes = "a value with characters beyond a-z, A-Z, 0-9 and /-_. needs quotes of its own, \"out='a=b'\""
             fail(command, f"{error.override}: not NAME=VALUE as Hydra reads it ({quotes})")
         cause = error.__cause__
-        typed = "" if isinstance(error, HydraException) else f"{' '.join(sys.argv[1:])}: "  # where no option is named
+        typed = "" if isinstance(error, HydraException) else f"{' '.join(sys.argv[1:])}: "  # if it names no option
         reason = f" ({str(cause).splitlines()[0]})" if isinstance(cause, OmegaConfBaseException) else ""
         fail(command, typed + " ".join(str(error).partition("full_key:")[0].split()) + reason)
 
 
 def _no_such_option(name: str, schema: type) -> str:
-    """That there is none, and which may be meant: one of the same group that is written alike, or those of other groups
-    that have the name."""
+    """The message that there is no such option, with suggestions: one of the same group with a similar name, or those
+    of other groups with the same name."""
     if is_dataclass(get_type_hints(schema).get(name)):
         return f"{name}: takes no preset here; {name}.NAME=... sets an option of it"
     known = [*_names(schema), *(["experiment"] if schema is TrainConfig else [])]
@@ -147,7 +147,7 @@ def _no_such_option(name: str, schema: type) -> str:
 
 
 def _names(schema: type, above: str = "") -> Iterator[str]:
-    """Of all options."""
+    """The names of all options."""
     for name, kind in get_type_hints(schema).items():
         yield f"{above}{name}"
         if is_dataclass(kind):
@@ -156,8 +156,8 @@ def _names(schema: type, above: str = "") -> Iterator[str]:
 
 @contextlib.contextmanager
 def ends_in_one_line(command: str) -> Iterator[None]:
-    """Ends the process where what a user can mend goes wrong inside (code 2), or Lightning was told to by SIGINT or by
-    SIGTERM (130 and 143, as the shell has it)."""
+    """Ends the process with one line for an error that the user can fix (code 2), or if SIGINT or SIGTERM stopped
+    Lightning (130 and 143, as in the shell)."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError, OmegaConfBaseException) as error:
@@ -170,7 +170,7 @@ def ends_in_one_line(command: str) -> Iterator[None]:
         if error.code is not None:
             raise
         fail(command, "ended by SIGTERM; resume=true continues", code=143)
-    except RuntimeError as error:  # torch.distributed's
+    except RuntimeError as error:  # raised by torch.distributed
         of_a_worker = str(error).startswith("Caught ")
         if of_a_worker or not re.search("closed by peer|reset by peer|Broken pipe", str(error)):
             raise
@@ -178,12 +178,12 @@ def ends_in_one_line(command: str) -> Iterator[None]:
 
 
 def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Override]) -> DictConfig:
-    """The options of the last checkpoint in `composed.out` (where there is none, those that the training was started
-    with), and over them what was `typed` this time. An option of the shape that is typed as it was at the start changes
-    nothing, even where the model that is gone on from had another shape.
+    """The options of the last checkpoint in `composed.out` (if there is none, those that the training was started
+    with), overridden by those `typed` this time. A shape option that is typed as it was at the start has no effect,
+    even if the model that the training started from has another shape.
 
-    Raises ValueError where no training is there to resume, or what was typed gives the model another shape or is
-    another experiment."""
+    Raises ValueError if there is no training to resume, or if what was typed would change the shape of the model or the
+    experiment."""
     saved, last = Path(composed.out) / OPTIONS, Path(composed.out) / "checkpoints" / "last.ckpt"
     if not saved.is_file():
         raise ValueError(f"resume=true: no training was started in out={composed.out}")
@@ -193,7 +193,7 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Over
     options = OmegaConf.load(saved)
     experiment, started = options.pop("experiment", None), options
     if last.is_file():
-        from asr.training.resuming import read_checkpoint  # heavy: what is not resumed does not wait for it here
+        from asr.training.resuming import read_checkpoint  # heavy, and only needed here to resume
 
         options = OmegaConf.create(read_checkpoint(last)["config"])
     try:
@@ -219,12 +219,12 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Over
         if changed:
             raise ValueError(f"resume=true: {name} is {before} in the training that is to be resumed, not {now}")
         OmegaConf.update(resumed, name, now)
-    resumed.out = composed.out  # a folder may have been moved, or copied
+    resumed.out = composed.out  # the folder may have been moved or copied
     return resumed
 
 
 def _options(typed: Sequence[Override]) -> Iterator[tuple[str, Any]]:
-    """The names and values of overrides; of a dictionary (`features={dim: 40}`) those of its leaves."""
+    """The names and values of overrides; for a dictionary (`features={dim: 40}`), those of its leaves."""
     for override in typed:
         yield from _leaves(override.key_or_group, override.value())
 
@@ -238,7 +238,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _alike(before: str, now: str) -> bool:
-    """Whether two folders hold the same kind of model, with the same tokenizer; one that is no more is believed."""
+    """Whether two folders hold the same kind of model, with the same tokenizer; assumed so if one is gone."""
     if before == now or not before or not now:
         return before == now
     folders = [Path(before), Path(now)]

@@ -1,9 +1,9 @@
-"""Scoring a model on transcribed corpora: `python -m asr.evaluate CORPUS`.
+"""Scores a model on transcribed corpora: `python -m asr.evaluate CORPUS`.
 
-WER (and between which bounds it lies with 95 % confidence) and CER with their substitutions, deletions and insertions,
-and how many utterances are not wholly right (SER), both sides normalised alike, by the model's normaliser or by
-`--normalizer` (to compare models that write differently). Of several corpora each has a WER, too.
-Under torchrun the processes share them: `torchrun --nproc-per-node 8 -m asr.evaluate CORPUS`.
+Prints WER (with its 95 % confidence interval) and CER with their substitutions, deletions and insertions, and the share
+of utterances with any error (SER). Both sides are normalised alike, by the model's normaliser or by `--normalizer` (to
+compare models that write differently). With several corpora, the WER of each is printed, too.
+Under torchrun, the processes share the corpora: `torchrun --nproc-per-node 8 -m asr.evaluate CORPUS`.
 """
 
 from __future__ import annotations
@@ -86,22 +86,23 @@ def _rate(name: str, figures: dict, unit: str) -> str:
 def evaluate(
     recognizer: Recognizer, corpora: list[CutSet], out: Path | None = None, normalize: Normalizer | None = None
 ) -> dict | None:
-    """Transcribes the corpora together and scores them, words also each; writes what was heard to `out` (JSONL). Rates
-    are in percent.
+    """Transcribes the corpora together and scores them, the words of each corpus, too; writes the hypotheses to `out`
+    (JSONL). Rates are in percent.
 
-    Of several processes the first has the figures, the others None. Raises ValueError as `transcribe_cuts` does."""
+    With several processes, only the first returns the figures, the others None. Raises ValueError as `transcribe_cuts`
+    does."""
     from asr.corpus import together
     from asr.decode.corpora import rank_and_world, seconds_of, transcribe_together
     from asr.decode.scoring import character_errors, sentence_error_rate
 
     cuts = together(corpora)
-    rank, world = rank_and_world()  # the first shows how far it is with its share
+    rank, world = rank_and_world()  # the first shows the progress of its share
     with progress_bar(0.0 if rank else sum(seconds_of(recognizer, cut) for cut in list(cuts)[::world])) as advance:
         done = transcribe_together(recognizer, cuts, advance, normalize)
     if done is None:
         return None
     if out:
-        with open(out, "w", encoding="utf-8", errors="backslashreplace") as file:  # JSON reads that, too
+        with open(out, "w", encoding="utf-8", errors="backslashreplace") as file:  # valid escapes in JSON, too
             for cut, said, heard, transcript in zip(
                 done.cuts, done.references, done.hypotheses, done.transcripts, strict=True
             ):

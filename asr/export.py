@@ -1,6 +1,6 @@
-"""A model for programs without PyTorch: `python -m asr.export exp/onnx` writes it as ONNX graphs (docs/onnx.md).
+"""Exports a model for programs without PyTorch: `python -m asr.export exp/onnx` writes ONNX graphs (docs/onnx.md).
 
-Exit code 2 for what cannot be exported, 1 where the graphs do not compute what the model does.
+Exit code 2 if the model cannot be exported, 1 if the graphs do not compute what the model does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a transcript is written as: text, JSON, subtitles (SRT, WebVTT), or NIST's CTM."""
+"""The output formats of a transcript: text, JSON, subtitles (SRT, WebVTT) and NIST's CTM."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from asr.text.words import join_words
 if TYPE_CHECKING:
     from asr.decode import Segment, Transcript
 
-CUE_LETTERS = 84  # of a subtitle at most: players show two lines of 42
+CUE_LETTERS = 84  # most in a subtitle: players show two lines of 42
 CUE_SECONDS = 7.0
 CUE_PAUSE = 0.7  # seconds without a word that end a subtitle
-LINGER = 0.3  # seconds that a subtitle stays after its last word was heard
+LINGER = 0.3  # seconds that a subtitle stays after its last word
 
 
 class Cue(NamedTuple):
@@ -28,7 +28,7 @@ class Cue(NamedTuple):
 
 
 def cues(segments: list[Segment]) -> list[Cue]:
-    """Subtitles of segments: cut at pauses and before they grow too long where words have times, else one a segment."""
+    """Subtitles of segments: split at pauses and before they grow too long if words have times, else one each."""
     found = [cue for segment in segments if segment.text for cue in _cues(segment)]
     if not found:
         return []
@@ -62,7 +62,7 @@ def _json(transcript: Transcript) -> str:
 
 
 def as_dict(transcript: Transcript) -> dict:
-    """All that is known of a transcript but its name, for JSON."""
+    """Everything known about a transcript except its name, for JSON."""
     known: dict[str, object] = {}
     if transcript.error:
         known["error"] = transcript.error
@@ -74,7 +74,7 @@ def as_dict(transcript: Transcript) -> dict:
 
 
 def segment_as_dict(segment: Segment) -> dict:
-    """All that is known of a segment, for JSON."""
+    """Everything known about a segment, for JSON."""
     words = []
     for word in segment.words:
         times = {} if word.start is None else {"start": round(word.start, 3), "end": round(word.end, 3)}
@@ -109,7 +109,7 @@ def _lines(cue: Cue, point: str) -> str:
 
 
 def _ctm(transcript: Transcript) -> str:
-    """Words without times share out their segment."""
+    """The CTM lines; words without times share their segment equally."""
     lines = []
     for segment in transcript.segments:
         step = (segment.end - segment.start) / max(1, len(segment.words))
@@ -121,14 +121,14 @@ def _ctm(transcript: Transcript) -> str:
 
 
 def ctm_name(name: str) -> str:
-    """What a recording is called in CTM: without spaces."""
+    """The name of a recording in CTM, which has no spaces."""
     return "_".join(name.split()) or "_"
 
 
 def ctm_line(name: str, start: float, end: float, word: str, confidence: float | None = None) -> str:
-    """Recording, channel, start, duration, word and confidence, apart by spaces."""
+    """Recording, channel, start, duration, word and confidence, separated by spaces."""
     last = "" if confidence is None else f" {confidence:.4f}"
-    begin, stop = round(start, 2), round(end, 2)  # or it would end after the next one begins
+    begin, stop = round(start, 2), round(end, 2)  # rounded first, or the word could end after the next one starts
     return f"{ctm_name(name)} 1 {begin:.2f} {stop - begin:.2f} {word}{last}\n"
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints of Whisper and Speech2Text to model folders: `python -m asr.import_model whisper.pt exp/whisper`.
+"""Converts Whisper and Speech2Text checkpoints to model folders: `python -m asr.import_model whisper.pt exp/whisper`.
 
-And back: `--export` writes an imported (or fine-tuned) model folder as a Hugging Face folder. Exit code 2 for what
-cannot be read.
+The reverse: `--export` writes an imported (or fine-tuned) model folder as a Hugging Face folder. Exit code 2 for a
+source that cannot be read.
 """
 
 from __future__ import annotations

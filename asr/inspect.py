@@ -1,5 +1,5 @@
-"""Seeing inside: `python -m asr.inspect FILE --out page.html` transcribes a recording and writes one page with what the
-model saw meanwhile: features, CTC posteriors, attention of every layer and head. `docs/inside.md` explains it.
+"""Shows the inside of a model: `python -m asr.inspect FILE --out page.html` transcribes a recording and writes a page
+with the features, the CTC posteriors, and the attention of every layer and head. `docs/inside.md` explains it.
 
 Exit code 2 for a wrong option or model, 1 for a recording that cannot be read.
 """
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def page(observation: Observation, name: str, start: float = 0.0) -> str:
-    """The page as HTML that needs nothing else; `start`: seconds of the recording before what was observed."""
+    """The page as self-contained HTML; `start` is where the observed piece starts in the recording, in seconds."""
     from asr import plots
     from asr.audio.reading import printable
 
@@ -141,7 +141,7 @@ def _select(count: int, chosen: int) -> str:
 
 
 def _images(draw: Callable[[int, int], Figure], which: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """The pictures of heads of layers, hidden. All have the same axes: they are fitted in for the first alone."""
+    """The pictures of heads of layers, hidden. All have their axes in the same place, fitted only for the first."""
     place = None
     for layer, head in which:
         figure = draw(layer, head)
@@ -154,7 +154,7 @@ def _images(draw: Callable[[int, int], Figure], which: Iterable[tuple[int, int]]
 
 
 def _image(figure: Figure, attributes: str = "") -> str:
-    """Its letters stay letters, which the browser draws: it has fonts of every script, matplotlib one of few."""
+    """An SVG whose text stays text, for the browser to draw: it has fonts for every script, matplotlib for few."""
     from matplotlib import rc_context
 
     drawn = io.BytesIO()

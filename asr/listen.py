@@ -1,8 +1,8 @@
-"""Speech to text while it is spoken: raw samples from standard input, as `arecord -q -t raw -f S16_LE -r 16000 |
+"""Transcribes speech while it is spoken, from raw samples on standard input: `arecord -q -t raw -f S16_LE -r 16000 |
 python -m asr.listen`.
 
-On a terminal what is being said is shown as it becomes known. Ctrl-C ends it, after what was said until then. Exit code
-2 for a wrong option or model, or for what is no raw sound.
+On a terminal, words are shown as they become known. Ctrl-C ends the command once everything said so far is transcribed.
+Exit code 2 for a wrong option or model, or for input that is not raw audio.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from asr.commands import add_decoding_options, guarded, load_recognizer, say
 if TYPE_CHECKING:
     from asr.decode.listening import Heard
 
-BLOCK = 2**14  # bytes that are read at once, where so many have come
-MOST_BLOCKS = 1000  # that wait for a recogniser slower than the sound; then the sound waits
+BLOCK = 2**14  # most bytes read at once
+MOST_BLOCKS = 1000  # that wait for a recogniser slower than real time; then the input waits
 HEADERS = {b"RIFF": "WAV", b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3"}
-ERASE, DIM, PLAIN = "\r\033[K", "\033[2m", "\033[0m"  # on a terminal
+ERASE, DIM, PLAIN = "\r\033[K", "\033[2m", "\033[0m"  # terminal control sequences
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _read(descriptor: int, inbox: queue.Queue[bytes | None], ended: threading.Event, failed: list[Exception]) -> None:
-    """Puts what comes in into `inbox`, and None behind it; into `failed` what ends it too soon."""
+    """Puts the blocks of input into `inbox`, then None; puts an error that ends the input early into `failed`."""
     is_first = True
     try:
         while not ended.is_set():
@@ -119,13 +119,13 @@ def _as_json(heard: Heard) -> None:
     for segment in heard.segments:
         say(json.dumps({"type": "segment", **segment_as_dict(segment)}, ensure_ascii=False) + "\n")
     if heard.start is not None or not heard.segments:
-        start = None if heard.start is None else round(heard.start, 3)  # None: what was heard before was no word
+        start = None if heard.start is None else round(heard.start, 3)  # None: what was heard turned out to be no word
         draft = {"start": start, "settled": heard.settled, "tentative": heard.tentative}
         say(json.dumps({"type": "draft", **draft}, ensure_ascii=False) + "\n")
 
 
 def _on_terminal(heard: Heard) -> None:
-    """What is being said is the last line, as much of its end as fits; what may still change is dim."""
+    """Shows what is being said as the last line, as much of its end as fits; what may still change is dim."""
     say(ERASE)
     _as_text(heard)
     width = shutil.get_terminal_size().columns - 2

@@ -1,9 +1,9 @@
-"""Pictures of what went on inside a model while it transcribed, as matplotlib figures.
+"""Pictures of what went on inside a model during transcription, as matplotlib figures.
 
     observation = observe(asr.load(), samples)          # asr.decode.observation
     plots.cross_attention(observation, layer=3, head=1).savefig("cross.png")
 
-Layers and heads count from 1. `asr.inspect` puts the same pictures onto one page.
+Layers and heads count from 1. `asr.inspect` puts the same pictures on one page.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 from asr.decode.observation import Observation, diagonality, entropy, score_spread, unscaled
 
 SPIKE = 0.3  # posterior above which a CTC spike is labelled
-MOST_LABELS = 60  # on an axis
+MOST_LABELS = 60  # most on an axis
 
 
 def sound(observation: Observation) -> Figure:
-    """The features over time, the CTC posteriors that are not blank, and the words where they were heard."""
+    """The features over time, the CTC posteriors, and the words where they were heard."""
     figure = Figure(figsize=(12, 5), layout="constrained")
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=(4, 3, 1))
     if observation.features.ndim == 2:
         title = "log-mel features, normalised" if observation.takes == "sound" else "features"
-        edges = observation.frames[0], observation.frames[0] + observation.length  # as good as those of the features
+        edges = observation.frames[0], observation.frames[0] + observation.length  # close to those of the features
         _picture(above, observation.features.T, edges, len(observation.features[0]))
         above.set(title=title, ylabel="band")
     if observation.ctc is not None:
@@ -79,8 +79,8 @@ def heads(observation: Observation) -> Figure:
 
 
 def spread(observation: Observation) -> Figure:
-    """How far the scores of attention are spread over the keys, with 1/√d_k and without, and what is left of the
-    softmax's entropy without."""
+    """How far the attention scores are spread over the keys, with and without 1/√d_k, and the entropy of the softmax in
+    both cases."""
     figure = Figure(figsize=(12, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     d_k, weights = observation.key_dim, observation.self_attention
@@ -98,7 +98,7 @@ def spread(observation: Observation) -> Figure:
 
 
 def positions(observation: Observation) -> Figure:
-    """What is added to the encoder's frames to tell their places (with rotary positions: the cosines of the turns)."""
+    """What is added to the encoder's frames to mark their positions (rotary: the cosines of the rotations)."""
     figure = Figure(figsize=(12, 3.5), layout="constrained")
     axes = figure.subplots()
     table = observation.positions
@@ -109,7 +109,7 @@ def positions(observation: Observation) -> Figure:
 
 
 def _spikes(axes: Axes, observation: Observation) -> None:
-    """The posterior of every token that is the likeliest anywhere, labelled where it is high."""
+    """The posteriors of the blank and of every token that is likeliest somewhere, with labels where these are high."""
     posteriors = observation.ctc.numpy()
     edges = np.linspace(*observation.frames, len(posteriors) + 1)
     frames = (edges[1:] + edges[:-1]) / 2
@@ -143,5 +143,5 @@ def _table(axes: Axes, values: Tensor, title: str, least: float, most: float) ->
 
 
 def _drawable(symbol: str) -> str:
-    """A token as matplotlib's own font can draw it: its dollar is no mathematics, its open box an underscore."""
+    """A token as matplotlib's own font can draw it: with an escaped dollar, and an underscore for an open box."""
     return symbol.replace("$", r"\$").replace("\u2423", "_")

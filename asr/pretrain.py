@@ -1,10 +1,10 @@
-"""Training an encoder on sound without transcripts (BEST-RQ); a recogniser begins from it.
+"""Trains an encoder on audio without transcripts (BEST-RQ), from which a recogniser can start.
 
     python -m asr.pretrain 'data.train=[sound/]' 'data.dev=[more-sound/]' out=exp/encoder
     python -m asr.pretrain out=exp/encoder resume=true
     python -m asr.train experiment=small init_from=exp/encoder/model 'data.train=[...]' 'data.dev=[...]' out=exp/a
 
-Options are Hydra's: `--cfg job` shows them composed.
+Options use Hydra's syntax; `--cfg job` shows the composed configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main() -> None:
 
 
 def _pretrain(config: PretrainConfig) -> None:
-    from asr.training.pretraining import pretrain  # heavy: --help and --cfg do without it
+    from asr.training.pretraining import pretrain  # heavy, and not needed for --help and --cfg
 
     pretrain(config)
 

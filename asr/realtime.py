@@ -1,6 +1,6 @@
-"""OpenAI's realtime interface to a recogniser: a WebSocket by which sound comes in, and goes out as words.
+"""OpenAI's realtime interface to a recogniser: a WebSocket that takes audio in and sends words back.
 
-Of its sessions those of type `transcription`: their events have OpenAI's names and fields.
+Only sessions of type `transcription` are served; their events have OpenAI's names and fields.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from asr.text.words import join_words
 
 logger = logging.getLogger(__name__)
 
-REST = 2.0  # times as long as a draft took that others have before the next
-NEVER = 86_400.0  # seconds of silence that end nothing
-# of a client, that wait for the recogniser: bytes of sound, its blocks, and ends of stretches (which may have phrases)
+REST = 2.0  # pause for other clients after a draft, as a multiple of the time it took
+NEVER = 86_400.0  # seconds of silence that never occur, so that a pause ends nothing
+# most that a client may have waiting for the recogniser: bytes of audio, blocks, and marks (which may have phrases)
 MOST_BYTES, MOST_BLOCKS, MOST_MARKS = 32 * 2**20, 50_000, 32
-QUOTED = 200  # letters of what a client has sent
+QUOTED = 200  # characters of a client's message quoted in an error
 SLOWEST = 60.0  # seconds that a client may take to read an event
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
-TOO_MUCH, INTERNAL_ERROR, TRY_AGAIN_LATER = 1008, 1011, 1013  # why a WebSocket is closed
-# clients send them, whatever it is that serves them
+TOO_MUCH, INTERNAL_ERROR, TRY_AGAIN_LATER = 1008, 1011, 1013  # close codes of a WebSocket
+# clients send these fields to any server
 WITHOUT_EFFECT = {
     "session": ("include", "model"),
     "input": ("noise_reduction",),
@@ -53,19 +53,19 @@ class _Behind(Exception):
 
 
 class _Cleared(Exception):
-    """Of what has come in nothing is wanted."""
+    """The audio that has come in is to be discarded."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a session."""
+    """The settings of a session."""
 
-    rate: int = 24_000  # samples a second
+    rate: int = 24_000  # samples per second
     pause: float | None = PAUSE  # seconds of silence that end an item; None: the client commits
-    keywords: tuple[str, ...] = ()  # phrases
+    keywords: tuple[str, ...] = ()  # phrases to boost
 
     def updated(self, session: Any) -> Settings:
-        """With what `session.update` says. Raises ValueError."""
+        """The settings after a `session.update`. Raises ValueError."""
         given = _fields("session", session, "type", "audio")
         if given.get("type", "transcription") != "transcription":
             raise ValueError(f"session.type must be transcription, not {given['type']}")
@@ -84,7 +84,7 @@ class Settings:
             keywords = given["transcription"]["keywords"] or ()
             if not isinstance(keywords, list | tuple) or not all(isinstance(word, str) for word in keywords):
                 raise ValueError("keywords must be a list of texts")
-            "".join(keywords).encode()  # halves of characters are no text
+            "".join(keywords).encode()  # raises UnicodeEncodeError (a ValueError) for lone surrogates
             settings = replace(settings, keywords=tuple(word for word in keywords if word.strip()))
         return settings
 
@@ -108,7 +108,7 @@ def _pause(turn_detection: Any) -> float | None:
 
 
 def _fields(name: str, given: Any, *known: str) -> dict[str, Any]:
-    """Raises ValueError for what is no object, or a field that is not known."""
+    """`given`, checked: raises ValueError if it is not an object or has an unknown field."""
     if not isinstance(given, dict):
         raise ValueError(f"{name} must be an object")
     unknown = [field for field in given if field not in (*known, *WITHOUT_EFFECT.get(name, ()))]
@@ -119,7 +119,7 @@ def _fields(name: str, given: Any, *known: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Mark:
-    """What ends a stretch of sound, and how the next is heard."""
+    """The end of a stretch of audio, and how the next one is decoded."""
 
     kind: str  # commit, clear or update
     settings: Settings
@@ -127,7 +127,7 @@ class _Mark:
 
 
 class Connection:
-    """A client: its events are taken in the event loop, and its sound is heard by a thread."""
+    """A client's connection: its events are handled in the event loop, and its audio is decoded in a thread."""
 
     def __init__(
         self,
@@ -136,24 +136,24 @@ class Connection:
         with_phrases: Callable[[tuple[str, ...]], Recognizer],
         name: str,
     ):
-        """`with_phrases` gives the recogniser with other phrases, or raises ValueError; `name` is the model's."""
+        """`with_phrases` returns the recogniser with other phrases, or raises ValueError; `name` is the model's."""
         self.socket, self.shared, self.with_phrases, self.name = socket, shared, with_phrases, name
         self.id = f"sess_{uuid.uuid4().hex}"
         self.inbox: queue.Queue[bytes | None] = queue.Queue()
         self.marks: queue.SimpleQueue[_Mark] = queue.SimpleQueue()  # one for each None in the inbox
-        self.put = self.taken = 0  # bytes, into the inbox and out of it
+        self.put = self.taken = 0  # bytes put into the inbox, and taken out of it
         self.gone = threading.Event()
-        # the last mark that came, and the last that was heard
+        # the last mark received, and the last one that decoding has reached
         self.asked = self.reached = _Mark("update", Settings(), shared.recognizer)
-        self.is_empty = True  # whether no sound has come since the last mark
-        self.seconds = 0.0  # that were heard
-        self.item: str | None = None  # that is being spoken
-        self.told = ""  # of its text
-        self.previous: str | None = None  # item, and that before the last mark that was heard
+        self.is_empty = True  # whether no audio has come since the last mark
+        self.seconds = 0.0  # of audio decoded so far
+        self.item: str | None = None  # the one being spoken
+        self.told = ""  # its text sent so far
+        self.previous: str | None = None  # the item completed last, now and when the last mark was reached
         self.before_mark: str | None = None
 
     async def run(self, threads: Executor) -> None:
-        """Until the client goes, is too slow or too quick, or cannot be heard any more."""
+        """Runs until the client leaves, is too slow or too fast, or decoding fails."""
         self.loop = asyncio.get_running_loop()
         events = asyncio.create_task(self._take_events())
         work = self.loop.run_in_executor(threads, self._hear)
@@ -233,10 +233,10 @@ class Connection:
 
     async def _send(self, kind: str, **fields: Any) -> None:
         event = {"type": kind, "event_id": f"event_{uuid.uuid4().hex}", **fields}
-        text = json.dumps(event)  # in ASCII: what a client is quoted may be half a character
+        text = json.dumps(event)  # in ASCII: text quoted from the client may hold lone surrogates
         await asyncio.wait_for(self.socket.send_text(text), SLOWEST)
 
-    # what follows is done by the thread that hears
+    # the methods below run in the decoding thread
 
     def _hear(self) -> None:
         while not self.gone.is_set():
@@ -250,7 +250,7 @@ class Connection:
                 self._tell("session.updated", session=self._session(self.reached.settings))
 
     def _hear_stretch(self, mark: _Mark) -> None:
-        """Hears and tells, with the settings of the last mark, what comes before the next."""
+        """Decodes the audio up to the next mark with the settings of the last one, and sends the results."""
         begin, own, pause = self.seconds, mark.recognizer, mark.settings.pause
         drafter, silence = (drafter_of(own), pause) if pause else (None, NEVER)
         decode, sound = partial(self.shared.recognize, gone=self.gone), self._sound(mark.settings.rate)
@@ -263,10 +263,10 @@ class Connection:
                 self._complete(begin, segments)
                 segments = []
         if self.reached.kind == "commit" and self.previous == self.before_mark:
-            self._complete(begin, segments)  # also of silence: the client waits for an answer
+            self._complete(begin, segments)  # even for silence: the client waits for an answer
 
     def _sound(self, rate: int) -> Iterator[np.ndarray]:
-        """What the client sends, up to its next mark."""
+        """The client's audio up to its next mark."""
         for samples in resampled(self._taken(), rate):
             if self.gone.is_set():
                 raise _Cleared
@@ -283,7 +283,7 @@ class Connection:
             yield samples
 
     def _add(self, start: float, text: str) -> None:
-        """What is settled of the item that begins at `start` seconds, another one if there is none."""
+        """Sends what is settled of the current item; if there is none, of a new one that starts at `start` seconds."""
         if self.item is None:
             self.item, self.told = f"item_{uuid.uuid4().hex}", ""
             self._tell("input_audio_buffer.speech_started", item_id=self.item, audio_start_ms=round(1000 * start))
@@ -292,7 +292,7 @@ class Connection:
             self._tell(f"{TRANSCRIPTION}.delta", item_id=self.item, content_index=0, delta=delta)
 
     def _complete(self, begin: float, segments: list[Segment]) -> None:
-        """The item with the segments, whose times count from `begin` seconds, is as it stays."""
+        """Completes the item with its final segments, whose times count from `begin` seconds."""
         start, end = (segments[0].start, segments[-1].end) if segments else (0.0, self.seconds - begin)
         self._add(begin + start, "")
         text = join_words(segment.text for segment in segments)

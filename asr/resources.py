@@ -1,4 +1,4 @@
-"""Where the configs and the data that ship with the project are: inside the wheel, or at the root of a checkout."""
+"""Finds the configs and data that ship with the project: inside the wheel, or at the root of a checkout."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ PACKAGE = Path(__file__).parent
 
 
 def resource(*parts: str) -> Path:
-    """The path of something shipped: `resource("data", "digits", "train.tar")`."""
+    """The path of a shipped file or folder: `resource("data", "digits", "train.tar")`."""
     installed = PACKAGE.joinpath(*parts)
     return installed if installed.exists() else PACKAGE.parent.joinpath(*parts)

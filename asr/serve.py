@@ -1,7 +1,7 @@
-"""A server of transcripts with OpenAI's interface: `python -m asr.serve`, then `POST /v1/audio/transcriptions`.
+"""A transcription server with OpenAI's interface: `python -m asr.serve`, then `POST /v1/audio/transcriptions`.
 
-What is asked for at the same time is decoded together. `docs/serving.md` has examples and figures. Exit code 2 for a
-wrong option or model, or an address that is taken.
+Requests that arrive at the same time are decoded together. `docs/serving.md` has examples and figures. Exit code 2 for
+a wrong option or model, or an address that is in use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 from asr.commands import add_decoding_options, guarded, load_recognizer
 
-LARGEST_EVENT = 16 * 2**20  # bytes of a realtime one
+LARGEST_EVENT = 16 * 2**20  # bytes of a realtime event
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError(f"--port lies between 0 and 65535, and is {args.port}")
     try:
         import uvicorn
-        import websockets  # noqa: F401 (which uvicorn would miss later)
+        import websockets  # noqa: F401 (uvicorn would only miss it later)
 
         from asr.service import Limits, application
     except ImportError as error:

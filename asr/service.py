@@ -1,4 +1,4 @@
-"""What `asr.serve` serves: OpenAI's interface to a recogniser, as an ASGI application."""
+"""OpenAI's interface to a recogniser, as the ASGI application that `asr.serve` runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import python_multipart  # noqa: F401 (Starlette reads forms with it, and would miss it too late)
+import python_multipart  # noqa: F401 (Starlette needs it for forms, but would only miss it later)
 from starlette.applications import Starlette
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
@@ -25,28 +25,28 @@ from asr.decode.sharing import Abandoned, SharedRecognizer
 from asr.formats import FORMATS, as_dict
 from asr.realtime import TRY_AGAIN_LATER, Connection
 
-MEDIA = {  # of each `response_format` the content type
+MEDIA = {  # the content type of each `response_format`
     "json": "application/json",
     "verbose_json": "application/json",
     "text": "text/plain",
     "srt": "text/plain",
     "vtt": "text/vtt",
 }
-# clients send them, whatever it is that serves them
+# clients send these fields to any server
 WITHOUT_EFFECT = ("model", "language", "prompt", "temperature", "include[]", "chunking_strategy", "stream")
 FIELDS = ("file", "response_format", "timestamp_granularities[]", "phrases", "phrase_weight", *WITHOUT_EFFECT)
 OF_WHISPER = {"seek": 0, "tokens": [], "temperature": 0.0, "compression_ratio": 1.0, "no_speech_prob": 0.0}
-MOST_PHRASES, MOST_LETTERS = 1000, 20_000  # of a request, and of all its phrases: of each letter tables are made
-LISTS = 4  # of phrases whose tables are kept
+MOST_PHRASES, MOST_LETTERS = 1000, 20_000  # per request, letters in total: each of them gets tables
+LISTS = 4  # of phrases whose tables are cached
 
 
 class Limits(NamedTuple):
-    """What a service takes at most."""
+    """The upper limits of a service."""
 
-    at_once: int  # recordings that are read at a time
-    waiting: int  # others that wait for that
-    mib: float  # of a request
-    seconds: float  # of a recording
+    at_once: int  # recordings read at the same time
+    waiting: int  # further requests that wait for that
+    mib: float  # size of a request
+    seconds: float  # length of a recording
     streams: int  # realtime connections
 
 
@@ -55,13 +55,13 @@ class Asked(NamedTuple):
 
     upload: UploadFile
     response_format: str
-    all_words: bool  # in one list, beside those of each segment
-    language: str  # as the client has it
+    all_words: bool  # in one list, in addition to those of each segment
+    language: str  # as the client gave it
     options: dict[str, Any]  # of the search
 
 
 def asked_for(form: FormData) -> Asked:
-    """What the fields of a request say. Raises ValueError."""
+    """Parses the fields of a request. Raises ValueError."""
     given = {name: value for name, value in form.multi_items() if value != ""}
     if unknown := next((name for name in given if name not in (*FIELDS, "phrases[]")), None):
         raise ValueError(f"{unknown} is not known here; fields are {', '.join(FIELDS)}")
@@ -93,13 +93,13 @@ def asked_for(form: FormData) -> Asked:
 
 
 def check_phrases(phrases: tuple[str, ...]) -> None:
-    """Raises ValueError for more than a request may have."""
+    """Raises ValueError for more phrases than a request may have."""
     if len(phrases) > MOST_PHRASES or sum(map(len, phrases)) > MOST_LETTERS:
         raise ValueError(f"phrases: more than {MOST_PHRASES}, or than {MOST_LETTERS} letters in all")
 
 
 def written(transcript: Transcript, asked: Asked) -> str:
-    """The body of the answer."""
+    """The body of the response."""
     if asked.response_format == "json":
         return json.dumps({"text": transcript.text}, ensure_ascii=False)
     if asked.response_format != "verbose_json":
@@ -114,19 +114,19 @@ def written(transcript: Transcript, asked: Asked) -> str:
 
 
 def refusal(status: int, message: str, headers: Mapping[str, str] | None = None, **more: str) -> Response:
-    """An error as OpenAI's clients read it."""
+    """An error response as OpenAI's clients read it."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return JSONResponse({"error": {"message": message, "type": kind}, **more}, status, headers)
 
 
 class Service:
-    """A recogniser, the threads that read for it and the requests that they are at; its methods answer the routes."""
+    """A recogniser, the threads that read for it, and the requests in progress; its methods answer the routes."""
 
     def __init__(self, recognizer: Recognizer, name: str, limits: Limits):
         self.shared, self.limits = SharedRecognizer(recognizer), limits
         self.readers, self.hearers = ThreadPoolExecutor(limits.at_once), ThreadPoolExecutor(limits.streams)
-        self.streams = 0  # realtime connections that there are
-        self.at_work: set[threading.Event] = set()  # for each request that is read or waits: set once it has ended
+        self.streams = 0  # open realtime connections
+        self.at_work: set[threading.Event] = set()  # one per request that is read or waits, set once it has ended
         self.with_options = lru_cache(LISTS)(recognizer.with_options)
         self.described = {"id": name, "object": "model", "created": 0, "owned_by": "asr"}
 
@@ -154,7 +154,7 @@ class Service:
             raise HTTPException(503, "too many requests at once", {"Retry-After": "10"})
 
     async def _transcript(self, request: Request, asked: Asked) -> Transcript:
-        self._check_room()  # others may have come while this one's file did
+        self._check_room()  # other requests may have come during this one's upload
         self.at_work.add(gone := threading.Event())
         try:
             work = asyncio.get_running_loop().run_in_executor(self.readers, self._read, asked, gone)
@@ -163,11 +163,11 @@ class Service:
                     gone.set()
             return work.result()
         finally:
-            gone.set()  # where the server ends before that
+            gone.set()  # if the server stops before that
             self.at_work.remove(gone)
 
     def _read(self, asked: Asked, gone: threading.Event) -> Transcript:
-        """In a thread of its own."""
+        """Reads and transcribes the upload, in a reader thread."""
         if gone.is_set():
             raise Abandoned
         try:
@@ -216,8 +216,7 @@ class Service:
 
 
 def application(recognizer: Recognizer, name: str, limits: Limits) -> Starlette:
-    """For any ASGI server, or to be mounted in another application; `name` is what clients are told that the model is
-    called."""
+    """The application, for any ASGI server or for mounting in another one; clients see the model as `name`."""
     service = Service(recognizer, name, limits)
     return Starlette(
         routes=[

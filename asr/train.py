@@ -1,11 +1,11 @@
-"""Training.
+"""Trains a model.
 
     python -m asr.train                                         the tour: spoken digits, a few minutes on a CPU
     python -m asr.train experiment=an4 'data.train=[a.jsonl]' 'data.dev=[b.jsonl]'   a shipped experiment on your data
     python -m asr.train model=conformer-s epochs=60 out=exp/a   any option of asr/training/config.py
-    python -m asr.train out=exp/a resume=true                   goes on where the last checkpoint is
+    python -m asr.train out=exp/a resume=true                   continues from the last checkpoint
 
-Options are Hydra's: `python -m asr.train --help` lists them all, `--cfg job` shows them composed.
+Options use Hydra's syntax; `python -m asr.train --help` lists them all, `--cfg job` shows the composed configuration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def _train(config: TrainConfig) -> None:
-    from asr.training.run import train  # heavy: --help and --cfg do without it
+    from asr.training.run import train  # heavy, and not needed for --help and --cfg
 
     train(config)
 

@@ -1,11 +1,11 @@
-"""Training a language model for the search.
+"""Trains a language model for the search.
 
     python -m asr.train_lm tokenizer=exp/a/model 'data.train=[books.txt.xz]' out=exp/lm
     python -m asr.train_lm out=exp/lm resume=true
 
-It reads text, one sentence a line, and transcripts (`data.transcripts`) through the normaliser and the tokenizer of the
-recogniser that it is for. Then `python -m asr.transcribe --lm exp/lm/model ...`. Options are Hydra's: `--cfg job` shows
-them composed.
+It reads text, one sentence per line, and transcripts (`data.transcripts`), with the normaliser and the tokenizer of the
+recogniser that it is for. To use it: `python -m asr.transcribe --lm exp/lm/model ...`. Options use Hydra's syntax;
+`--cfg job` shows the composed configuration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def _train(config: LMTrainConfig) -> None:
-    from asr.training.language_model import train_language_model  # heavy: --help and --cfg do without it
+    from asr.training.language_model import train_language_model  # heavy, and not needed for --help and --cfg
 
     train_language_model(config)
 

@@ -1,8 +1,8 @@
-"""Recordings to text, on the command line: `python -m asr.transcribe file.wav`. For a model that reads text: the lines
-of text files.
+"""Transcribes recordings on the command line: `python -m asr.transcribe file.wav`. For a model that reads text, the
+inputs are the lines of text files.
 
-Exit code 0 where every file was transcribed, 1 where some could not be read to the end (the others are, and so is what
-came before), 2 for a wrong option or model.
+Exit code 0 if every file was transcribed, 1 if some could not be read to the end (the others are transcribed, and so is
+the part before the error), 2 for a wrong option or model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from asr.commands import add_decoding_options, first_repeated, guarded, load_recognizer, progress_bar, say
 from asr.formats import FORMATS, ctm_name
 
-UNFINISHED = ".unfinished"  # at the end of a file's name while it is written
+UNFINISHED = ".unfinished"  # suffix of a file's name while it is being written
 
 
 def parser() -> argparse.ArgumentParser:
@@ -90,7 +90,7 @@ def _write(place: Path, text: str) -> None:
 
 
 def _places(files: list[str], names: list[str], args: argparse.Namespace, is_text: bool) -> list[Path | None]:
-    """The file of each transcript, by its name; None: it is printed."""
+    """The output file of each transcript, from its name; None: the transcript is printed."""
     timed = args.format in ("srt", "vtt", "ctm")
     if is_text and (args.out or timed):
         raise ValueError("this model reads text, whose lines are printed as text or as JSON")
@@ -102,15 +102,15 @@ def _places(files: list[str], names: list[str], args: argparse.Namespace, is_tex
         return [None] * len(files)
     suffix = ".txt" if args.format == "text" else f".{args.format}"
     places = [args.out / f"{name}{suffix}" for name in names]
-    parts = [place.with_stem(f"{place.stem}.part") for place in places]  # where one cannot be read to its end
+    parts = [place.with_stem(f"{place.stem}.part") for place in places]  # for recordings that cannot be read to the end
     if twice := first_repeated([*places, *parts]):
         raise ValueError(f"--out: several of the files would be written to {twice}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         there = next((place for place in places if place.exists()), None)
         for part in parts:
-            part.with_name(f".{part.name}{UNFINISHED}").exists()  # the longest of its names
-    except OSError as error:  # a name that is too long, too
+            part.with_name(f".{part.name}{UNFINISHED}").exists()  # the longest name in use
+    except OSError as error:  # also for a name that is too long
         raise ValueError(f"--out: {error}") from None
     if there and not args.skip_existing:
         raise ValueError(f"--out: {there} exists already (--skip-existing continues with the others)")
@@ -118,9 +118,9 @@ def _places(files: list[str], names: list[str], args: argparse.Namespace, is_tex
 
 
 def _files(arguments: list[str], takes: str) -> tuple[bool, list[str], list[str]]:
-    """Whether some folder could not be read (each has its line on standard error), and the arguments, each folder among
-    them replaced by the sound (or the matrices) under it; and their names, without suffix: in a folder with the way to
-    them."""
+    """Whether any folder could not be read (each gets a line on standard error); the arguments, with each folder
+    replaced by the audio files (or matrices) under it; and their names without suffix, in a folder the paths within
+    it."""
     from asr.audio.matrices import MATRIX_SUFFIXES
     from asr.audio.reading import AUDIO_SUFFIXES, AudioError, files_under
 
@@ -145,7 +145,7 @@ def _files(arguments: list[str], takes: str) -> tuple[bool, list[str], list[str]
 
 
 def _lines(files: list[str]) -> tuple[bool, list[str], list[str]]:
-    """Whether some file could not be read (each has its line on standard error), and the lines of the others, without
+    """Whether any file could not be read (each gets a line on standard error), the lines of the others, and empty
     names."""
     from asr.audio.reading import AudioError, read_lines
 
@@ -165,7 +165,7 @@ def _seconds(files: list[str]) -> float:
     total = 0.0
     for file in files:
         with contextlib.suppress(AudioError):
-            total += read_duration(file) if Path(file).is_file() else 0.0  # a pipe can be read once
+            total += read_duration(file) if Path(file).is_file() else 0.0  # a pipe can be read only once
     return total
 
 

@@ -1,8 +1,8 @@
-"""Choosing how a model decodes, on a dev set: `python -m asr.tune dev.jsonl --model exp/a/model --ctc-weights .2 .4`.
+"""Tunes the decoding of a model on a dev set: `python -m asr.tune dev.jsonl --model exp/a/model --ctc-weights .2 .4`.
 
-Every combination of the weights is scored; a table shows WER and time. The words' confidences are calibrated on the
-best one's transcripts. With --write both go into the model folder, where transcribe and evaluate find them, and so do
-the language model of --lm, --precision int8 and --piece-seconds.
+Every combination of the weights is scored; a table shows WER and time. The word confidences are calibrated on the
+transcripts of the best combination. With --write both are stored in the model folder, where transcribe and evaluate
+find them, and so are the language model of --lm, --precision int8 and --piece-seconds.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ AXES = {
     "ngram_weight": "--ngram-weights",
     "length_bonus": "--length-bonuses",
 }
-MODELS = {"lm_weight": "--lm", "ilm_weight": "--lm", "ngram_weight": "--ngram"}  # without which an axis has no effect
+MODELS = {"lm_weight": "--lm", "ilm_weight": "--lm", "ngram_weight": "--ngram"}  # what an axis needs to have an effect
 
-USELESS = {"greedy": tuple(AXES), "ctc": ("ctc_weight", "ilm_weight")}  # axes that make no difference to a strategy
+USELESS = {"greedy": tuple(AXES), "ctc": ("ctc_weight", "ilm_weight")}  # axes without effect on a strategy
 
 
 def parser() -> argparse.ArgumentParser:
@@ -97,11 +97,11 @@ def main(argv: list[str] | None = None) -> None:
 def best_options(
     recognizer: Recognizer, cuts: CutSet, axes: dict[str, list[float]]
 ) -> tuple[DecodeOptions, Transcribed]:
-    """Prints the table of all combinations of `axes` (field of DecodeOptions to values); the best by WER, for one
-    hypothesis, and what was heard with it.
+    """Prints a table of all combinations of `axes` (fields of DecodeOptions to their values); returns the one with the
+    lowest WER, for one hypothesis, and the transcripts it gave.
 
-    Without a language model nothing is subtracted: a `lm_weight` of 0 goes with an `ilm_weight` of 0 alone. Raises
-    ValueError for what the model has not, before anything is decoded."""
+    Without a language model nothing is subtracted: an `lm_weight` of 0 is only combined with an `ilm_weight` of 0.
+    Raises ValueError, before decoding anything, for options that the model does not support."""
     from asr.decode.corpora import transcribe_cuts
     from asr.decode.scoring import word_errors
     from asr.decode.search import check_options
@@ -132,9 +132,9 @@ class Calibrated(NamedTuple):
 
 
 def calibrate(scored: Transcribed) -> Calibrated | None:
-    """A calibration fitted on a recogniser's transcripts; None where it heard too few words.
+    """A calibration fitted on a recogniser's transcripts; None if they have too few words.
 
-    Every other utterance is for fitting, the rest for the errors."""
+    Every other utterance is used for fitting, the rest to compute the errors."""
     from asr.decode.confidence import Calibration, expected_calibration_error, word_confidences
     from asr.decode.scoring import right_words
     from asr.text.words import split_words
@@ -146,7 +146,7 @@ def calibrate(scored: Transcribed) -> Calibrated | None:
         said, heard = (" ".join(split_words(text)) for text in (said, heard))
         parts = [len(split_words(word.text)) for word in words]
         if sum(parts) != len(heard.split()):
-            continue  # the normaliser joined or split some: it is not known which scores are whose
+            continue  # the normaliser joined or split words, so the scores cannot be assigned to them
         scores, right = halves[i % 2]
         scores += [word.token_scores for word in words]
         alike = iter(right_words(said, heard))

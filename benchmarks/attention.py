@@ -3,8 +3,8 @@
     python benchmarks/attention.py [--seconds 10 60 600 3600] [--left 64] [--right 64] [--out docs/attention.png]
     python benchmarks/attention.py --training --seconds 10 60 120 300
 
-The encoder of the model that ships (random weights, float32), one recording in one piece, a process of its own for each
-measurement (Linux): the time of a pass (in training: and of the gradients), and by how much its resident set was larger
+Runs the encoder of the model that ships (random weights, float32) on one recording in one piece, each measurement in a
+process of its own (Linux): the time of a pass (in training: with the gradients), and by how much its resident set grew
 meanwhile.
 """
 
@@ -21,7 +21,7 @@ KINDS = ("full", "local")
 
 
 def measure(seconds: float, window: tuple[int, int] | None, training: bool) -> tuple[float, float]:
-    """Seconds of a pass, and MiB that it needs."""
+    """The seconds and the MiB that a pass needs."""
     import time
     from dataclasses import replace
 
@@ -42,20 +42,20 @@ def measure(seconds: float, window: tuple[int, int] | None, training: bool) -> t
             if training:
                 memory.square().mean().backward()
 
-    step(X[:, :1000], lens.clamp(max=1000))  # kernels are made
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    step(X[:, :1000], lens.clamp(max=1000))  # compiles the kernels
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, started = peak(), time.perf_counter()
     step(X, lens)
     return time.perf_counter() - started, peak() - before
 
 
 def peak() -> float:
-    """MiB of the largest resident set so far."""
+    """The largest resident set so far, in MiB."""
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 
 def measure_apart(seconds: float, kind: str, args: argparse.Namespace) -> tuple[float, float] | str:
-    """`measure` in a process of its own; its last words where that fails."""
+    """Runs `measure` in a process of its own; returns the last line of its errors if it fails."""
     options = ["--left", str(args.left), "--right", str(args.right), *(["--training"] if args.training else [])]
     return measured([__file__, "--measure", kind, "--seconds", str(seconds), *options], args.threads)
 

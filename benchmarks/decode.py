@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Decoding beside other toolkits: on the same machine, in one run, each in a process of its own.
+"""Decoding compared with other toolkits: on the same machine, in one run, each in a process of its own.
 
     python benchmarks/decode.py search [--threads 1] [--utterances 1]
     python benchmarks/decode.py recognisers CORPUS [--weights DIR] [--threads 1] [--limit 100]
     python benchmarks/decode.py growth CORPUS [--threads 1] [--limit 100]
 
 `search`: joint CTC/attention beam search on a model of the same size with random weights (12 + 6 layers, D 256, FFN
-2048, 31 characters), 10 s of sound, 150 forced steps, encoder included. `recognisers`: whole recognisers with weights
-of their own on a corpus: seconds of sound per CPU second, peak memory, WER (both sides through our normaliser). DIR
+2048, 31 characters), 10 s of audio, 150 forced steps, encoder included. `recognisers`: complete recognisers with their
+own weights on a corpus: seconds of audio per CPU second, peak memory, WER (both sides through our normaliser). DIR
 holds `tiny.en.pt` (openai-whisper), `faster-whisper-tiny.en/`, `moonshine-tiny/`, `vosk-model-small-en-us-0.15/`.
-`growth`: time and peak memory of ours for the first utterances of a corpus, and for twice and four times as many.
+`growth`: time and peak memory of our recogniser on the first utterances of a corpus, and on two and four times as many.
 
-A row whose package or weights are not here says so. The packages: transformers, speechbrain, espnet; openai-whisper,
+A row whose package or weights are missing says so. Packages: transformers, speechbrain, espnet; openai-whisper,
 faster-whisper, useful-moonshine-onnx, vosk, pocketsphinx.
 """
 
@@ -34,7 +34,7 @@ OURS = "asr"
 
 
 def median_seconds(run: Callable[[], object]) -> float:
-    """Median wall time of `REPEATS` runs after one that warms up."""
+    """Median wall time of `REPEATS` runs after a warm-up run."""
     run()
     times = []
     for _ in range(REPEATS):
@@ -68,7 +68,7 @@ def search_ours(utterances: int, beam_size: int = 10, ctc_weight: float = 0.3, p
         search = BeamSearch(model, *model.encoder(X, X_lens), options)
         for step in range(STEPS):
             search.advance(step)
-            if (step + 1) % LOOKS["cpu"][1] == 0:  # as its own loop does, which would end sooner or later
+            if (step + 1) % LOOKS["cpu"][1] == 0:  # as the search's own loop, which would end at some point
                 search.compact()
 
     return median_seconds(run) / utterances
@@ -101,7 +101,7 @@ def search_espnet(utterances: int) -> float:
 
     @torch.inference_mode()
     def run() -> None:
-        for _ in range(utterances):  # its search takes one utterance at a time
+        for _ in range(utterances):  # ESPnet's search handles one utterance at a time
             memory = encoder(X, X_lens)[0][0]
             search(memory, maxlenratio=STEPS / len(memory), minlenratio=(STEPS - 1) / len(memory))
 
@@ -194,7 +194,7 @@ SEARCHES: dict[str, Callable[[int], float]] = {
 
 
 def samples(path: str):
-    """The samples of a file, float32."""
+    """The samples of a file, as float32."""
     import soundfile
 
     return soundfile.read(path, dtype="float32")[0]
@@ -266,16 +266,16 @@ RECOGNISERS: dict[str, Callable[[list[str], Path], list[str]]] = {
 
 
 def recognise(name: str, folder: Path, weights: Path) -> dict:
-    """What a recogniser hears in the files of a folder, the CPU seconds it takes (its start included), its peak MiB."""
+    """The transcripts of the files of a folder, the CPU seconds used (start-up included), and the peak MiB."""
     texts = RECOGNISERS[name]([str(path) for path in sorted(folder.glob("*.wav"))], weights)
     used = time.process_time()
-    # getrusage's peak would be that of the process which started this one
+    # getrusage's peak would be that of the parent process
     (peak,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
     return {"texts": texts, "used": used, "peak": int(peak) / 1024}
 
 
 def write_sounds(corpus: str, limit: int, folder: Path) -> tuple[list[str], float]:
-    """The corpus as wav files in `folder`; their transcripts, and their seconds."""
+    """Writes the corpus as wav files into `folder`; returns their transcripts and their total seconds."""
     import soundfile
 
     from asr.corpus import iterate, open_corpus
@@ -312,7 +312,7 @@ def main() -> None:
     if args.row and args.table == "search":
         import torch
 
-        import asr.audio._torchaudio  # noqa: F401 (lets the others import torchaudio beside a CPU-only torch)
+        import asr.audio._torchaudio  # noqa: F401 (lets the others import torchaudio with a CPU-only torch)
 
         torch.set_num_threads(args.threads)
         print(json.dumps({"seconds": SEARCHES[args.row](args.utterances)}))

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Recordings that are hard on purpose: what the model that ships makes of them.
+"""How the model that ships handles recordings that are hard on purpose.
 
     python benchmarks/hard.py CORPUS [--utterances 40] [asr.transcribe's options for decoding]
 
-CORPUS is read speech with speakers, as LibriSpeech's dev-clean in any form that asr.corpus opens. Its first utterances
-are spoiled (telephone, clipping, far field) and scored; the rest is shown as it is heard. The foreign language and the
-numbers are spoken by espeak-ng, where it is installed: a robot is one more difficulty.
+CORPUS is read speech with speakers, such as LibriSpeech's dev-clean, in any form that asr.corpus opens. Its first
+utterances are spoiled (telephone, clipping, far field) and scored, as is one long file; the other recordings are shown
+as transcribed. The foreign language and the numbers are spoken by espeak-ng, if it is installed: a robot is one more
+difficulty.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from asr.corpus import iterate, open_corpus
 from asr.decode.scoring import word_errors
 
 LONG, PAUSE = 1200.0, 0.5  # seconds
-DRAWS = 40  # of each kind without speech
+DRAWS = 40  # recordings of each kind without speech
 GERMAN = "Guten Morgen. Ich möchte am Freitag mit dem Zug nach Hamburg fahren, und zwar so früh wie möglich."
 NUMBERS = "On 24 March 1998, at 10:45, 2,350 people paid $19.99 each."
 
@@ -38,7 +39,7 @@ def silence(rng: np.random.Generator) -> np.ndarray:
 
 
 def noise(rng: np.random.Generator) -> np.ndarray:
-    """1 to 15 s whose power falls with the frequency: not (white), as its inverse (pink) or inverse square (brown)."""
+    """1 to 15 s of noise whose power over frequency f is constant (white), or falls as 1/f (pink) or 1/f² (brown)."""
     spectrum = np.fft.rfft(rng.normal(size=int(rng.uniform(1, 15) * SAMPLE_RATE)))
     return _at(-20, np.fft.irfft(spectrum / np.arange(1, len(spectrum) + 1) ** rng.choice([0, 0.5, 1])))
 
@@ -55,17 +56,17 @@ def music(rng: np.random.Generator) -> np.ndarray:
 
 
 def _at(decibels: float, sound: np.ndarray) -> np.ndarray:
-    """With its peak so far below full scale."""
+    """Scaled to a peak of `decibels` relative to full scale."""
     return (10 ** (decibels / 20) * sound / np.abs(sound).max()).astype(np.float32)
 
 
 def quiet(sound: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Its peak 50 dB below full scale, in 16 bits."""
+    """Scaled to a peak 50 dB below full scale, in 16 bits."""
     return (2**15 * _at(-50, sound)).round() / 2**15
 
 
 def telephone(sound: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """8 kHz, 300 to 3,400 Hz, eight bits of mu-law."""
+    """Over a telephone line: 8 kHz, 300 to 3,400 Hz, eight bits of mu-law."""
     low = functional.resample(torch.from_numpy(sound), SAMPLE_RATE, SAMPLE_RATE // 2)
     low = functional.lowpass_biquad(functional.highpass_biquad(low, SAMPLE_RATE // 2, 300), SAMPLE_RATE // 2, 3400)
     low = functional.mu_law_decoding(functional.mu_law_encoding(low.clamp(-1, 1), 256), 256)
@@ -73,12 +74,12 @@ def telephone(sound: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def clipped(sound: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """20 dB over what the converter takes."""
+    """Amplified to 20 dB above full scale, and clipped there."""
     return (10 * sound / np.abs(sound).max()).clip(-1, 1).astype(np.float32)
 
 
 def far(sound: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A room with a reverberation time of 0.6 s, the direct sound as strong as the echoes, and noise 15 dB below."""
+    """In a room with a reverberation time of 0.6 s, the direct sound as strong as the echoes, and noise 15 dB below."""
     t = np.arange(int(0.6 * SAMPLE_RATE)) / SAMPLE_RATE
     echoes = rng.normal(size=len(t)) * 10 ** (-3 * t / 0.6)
     response = torch.from_numpy((echoes / np.linalg.norm(echoes)).astype(np.float32))
@@ -97,7 +98,7 @@ NO_SPEECH: dict[str, Callable] = {"silence": silence, "noise": noise, "music": m
 
 
 def spoken(text: str, voice: str) -> np.ndarray | None:
-    """The text as espeak-ng reads it; None where that is not installed."""
+    """The text as espeak-ng reads it; None if espeak-ng is not installed."""
     if not shutil.which("espeak-ng"):
         return None
     command = ["espeak-ng", "-v", voice, "-s", "140", "--stdout", text]

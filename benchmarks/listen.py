@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How soon `asr.listen` knows a word, and how much of that it takes back.
+"""How soon `asr.listen` shows a word, and how many words it takes back.
 
     python benchmarks/listen.py CORPUS [--limit 40] [--between 0.5] [--drafts rescore] [--every 0.5] [--pause 0.5]
 
-Utterances in a row, so many seconds apart, as one recording that is heard while it is spoken: the clock is that of the
-computation, and leaps where this has to wait for sound. A word's delay is from its end to when it is first `shown` in
-its place (two words off at most) as the segment has it in the end, when it is `settled`, and when the segment has
-`ended`. `changed` is the share of settled words that the segment has otherwise.
+Utterances, `--between` seconds apart, form one recording that is transcribed while it is spoken: the clock is that of
+the computation, and jumps ahead where the computation would wait for audio. A word's delay is the time from its end
+until it is first `shown` in its place (at most two words off) as in the final segment, until it is `settled`, and until
+the segment has `ended`. `changed` is the share of settled words that differ in the final segment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Iterator
 
-OFF = 2  # words by which its place may differ
+OFF = 2  # words by which a word's place may differ
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,11 +33,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Clock:
-    """The time at which a recording's listener is, which computes while it goes on."""
+    """The time in a recording, which goes on while its listener computes."""
 
     def __init__(self, sound, every: float):
         self.sound, self.every = sound, every
-        self.ahead = 0.0  # seconds that were waited for sound
+        self.ahead = 0.0  # seconds of waiting for audio that were skipped
         self.began = time.perf_counter()
 
     @property
@@ -45,7 +45,7 @@ class Clock:
         return time.perf_counter() - self.began + self.ahead
 
     def blocks(self) -> Iterator:
-        """What has come in since the last time, `every` seconds at least: up to so much later than a pipe would."""
+        """The audio that has come in since the last block, `every` seconds or more: up to so much later than a pipe."""
         done, rate = 0, 16_000
         while done < len(self.sound):
             self.ahead += max(0.0, done / rate + self.every - self.now)
@@ -71,14 +71,14 @@ def main() -> None:
         sounds += [sound, silence]
         said.append(cut.supervisions[0].text)
     sound, said = np.concatenate(sounds), english(" ".join(said))
-    recognizer.transcribe(sound[: 20 * 16_000])  # whatever is slow the first time
+    recognizer.transcribe(sound[: 20 * 16_000])  # warms up
 
     began = time.perf_counter()
     whole = recognizer.transcribe(sound).text
     seconds = time.perf_counter() - began
     clock = Clock(sound, args.every)
     shown, settled, ended, changed, count, heard = [], [], [], 0, 0, []
-    drafts: list[tuple[float, list[str], int]] = []  # of one segment: when, its words, and how many are settled
+    drafts: list[tuple[float, list[str], int]] = []  # of one segment: time, words, and how many are settled
     for update in listen(recognizer, clock.blocks(), drafter_of(recognizer, args.drafts), args.every, args.pause):
         now = clock.now
         for segment in update.segments:
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def places(words: list[str], i: int, word: str) -> list[int]:
-    """Where in `words` the word is, near its place `i`."""
+    """Where `word` occurs in `words`, near its place `i`."""
     return [j for j in range(max(0, i - OFF), min(len(words), i + OFF + 1)) if words[j] == word]
 
 

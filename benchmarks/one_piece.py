@@ -1,10 +1,9 @@
-"""WER of the model that ships on a long recording: cut at its pauses, and in one piece, with full attention and with a
-window.
+"""WER of the model that ships on a long recording: cut at its pauses, or in one piece with full or windowed attention.
 
     python benchmarks/one_piece.py CORPUS [--minutes 10] [--windows 32 64 125]
 
-CORPUS is read speech in any form that asr.corpus opens; its first utterances, half a second of silence between them,
-are the recording.
+CORPUS is read speech in any form that asr.corpus opens; the recording consists of its first utterances, with half a
+second of silence between them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a row of a table is measured in a process of its own."""
+"""Shared by the benchmarks: measures a row of a table in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 
 def measured(command: list[str], threads: int) -> dict | str:
-    """The JSON object that a Python command prints last, run on `threads` threads; where it fails, its last words."""
+    """The JSON object that a Python command prints last, run on `threads` threads, or its last error line."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
     if done.returncode:

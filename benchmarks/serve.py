@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""`asr.serve` under load: how much it transcribes, and how long a client waits.
+"""`asr.serve` under load: how much it transcribes, and how long clients wait.
 
     python benchmarks/serve.py CORPUS [--limit 100] [--clients 1 4 16] [--threads 2] [--long 600] [--options="..."]
     python benchmarks/serve.py CORPUS --realtime [--limit 30] [--clients 1 4 8]
 
-So many clients at once, each of which sends an utterance, waits for its transcript and sends the next; the clients' own
-work is part of the machine's. `together` is the server as it is, `one by one` decodes a piece at a time
-(`--batch-seconds 1`). With `--long` another client sends recordings of so many seconds meanwhile. With `--realtime`
-each client speaks all utterances, in another order, into a realtime session, and the wait is from where an item's
-speech ends to its transcript: half a second of it is the pause that ends it.
+Several clients run at once: each sends an utterance, waits for its transcript, sends the next. Their own work runs on
+the same machine. `together` is the server as it is, `one by one` decodes one piece at a time (`--batch-seconds 1`).
+With `--long`, another client keeps sending a recording of that many seconds. With `--realtime`, each client speaks all
+utterances, in its own order, into a realtime session, and the wait is the time from the end of an item's speech to its
+transcript; half a second of it is the pause that ends the item.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from decode import samples, write_sounds
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-PAUSE = 1.0  # seconds between what a client speaks
+PAUSE = 1.0  # seconds between a client's utterances
 BATCHES = {"together": [], "one by one": ["--batch-seconds", "1"]}
 
 
@@ -84,13 +84,13 @@ def main() -> None:
 
 @contextlib.contextmanager
 def serving(threads: int, options: list[str]) -> Iterator[str]:
-    """A server of their own: where recordings are posted to."""
+    """Starts a server; yields the address to post recordings to."""
     command = [sys.executable, "-m", "asr.serve", "--port", "0", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environment, text=True, **pipes) as server:
         address = server.stderr.readline().split()[1]
-        threading.Thread(target=server.stderr.read, daemon=True).start()  # or it would wait for its reader
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # or the server would block on a full pipe
         yield address
         server.kill()
 
@@ -98,7 +98,7 @@ def serving(threads: int, options: list[str]) -> Iterator[str]:
 def under_load(
     paths: list[Path], clients: int, threads: int, long: Path | None, options: list[str]
 ) -> tuple[list[float], float]:
-    """How long each request waited, and all of them took, in seconds."""
+    """How long each request waited, and how long all of them took, in seconds."""
     with serving(threads, options) as address:
 
         def ask(path: Path) -> float:
@@ -113,7 +113,7 @@ def under_load(
                 while True:
                     ask(long)
 
-        ask(paths[0])  # what is done once
+        ask(paths[0])  # warms up
         if long:
             threading.Thread(target=ask_again, daemon=True).start()
             time.sleep(1.0)
@@ -125,7 +125,7 @@ def under_load(
 
 
 def while_spoken(paths: list[Path], clients: int, threads: int, options: list[str]) -> tuple[list[float], int]:
-    """How long each item waited for its transcript after its speech, and the deltas of all clients."""
+    """The seconds from the end of each item's speech to its transcript, and the number of deltas to all clients."""
     with serving(threads, options) as address:
         address = address.replace("http", "ws").replace("audio/transcriptions", "realtime")
 

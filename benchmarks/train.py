@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Training steps beside other toolkits: the same dimensions, batches and loss, on the same machine, in one run.
+"""Training steps compared with other toolkits: the same dimensions, batches and loss, on the same machine, in one run.
 
     python benchmarks/train.py [--threads 1] [--rounds 3]
     python benchmarks/train.py --device cuda --model base --seconds 2400 --lengths 15
 
 The model is a preset, with 31 characters and dropout 0.1: small (12 + 6 layers, D 256, 4 heads, FFN 2048, pre-norm) or
 base (6 + 6 layers, D 512, 8 heads, FFN 2048, post-norm), behind the same convolutional subsampler; a step is forward,
-0.3 CTC + 0.7 cross-entropy with label smoothing, backward, clipping and AdamW, over batches of as many seconds of sound
-as are asked for, of utterances of 4, 10 and 15 s in turn. Each row runs in a process of its own, the rows take turns,
-and the table shows medians over the rounds. Utilisation is what the matrix products of the model (counted by torch on
-ours, forward and backward) take of what one large matrix product reaches there in the same precision.
+0.3 CTC + 0.7 cross-entropy with label smoothing, backward, clipping and AdamW, over batches of `--seconds` of audio,
+whose utterances have 4, 10 and 15 s in turn (`--lengths`). Each row runs in a process of its own, the rows take turns,
+and the table shows medians over the rounds. Utilisation is the FLOP rate of the model's matrix products (counted by
+torch on ours, forward and backward) relative to that of one large matrix product in the same precision.
 
-A row whose package (speechbrain) is not here says so; where the hardware is not quick at bfloat16, which then takes
-hours, there are no rows of it. A GPU that is quick at it has rows of it alone, one of them ours with compiled layers.
+A row whose package (speechbrain) is missing says so. On hardware that is not fast at bfloat16, where it takes hours,
+there are no bfloat16 rows; on a GPU that is fast at it, there are only those, one of them ours with compiled layers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARM_UP, STEPS = 1, 3  # passes over the batches
 
 
 def batches(together: int, lengths: list[int], device: str) -> list[tuple]:
-    """X `(B, T, 80)`, X_lens, Y `(B, U)`, Y_lens of a batch of `together` seconds for each length of its utterances."""
+    """For each utterance length, a batch of `together` seconds: X `(B, T, 80)`, X_lens, Y `(B, U)`, Y_lens."""
     import torch
 
     found = []
@@ -52,12 +52,12 @@ def batches(together: int, lengths: list[int], device: str) -> list[tuple]:
 
 
 def sound_of(data: list[tuple]) -> float:
-    """Seconds of sound in all batches."""
+    """Seconds of audio in all batches."""
     return sum(X.shape[0] * X.shape[1] / 100 for X, *_ in data)
 
 
 def ours(config: ModelConfig, compiled: bool = False):
-    """The model, and its loss of a batch."""
+    """The model, and the function that computes its loss on a batch."""
     from asr.model import Transformer
     from asr.training.base import compile_layers
     from asr.training.config import LossConfig
@@ -172,7 +172,7 @@ def preset(name: str) -> ModelConfig:
 
 
 def measure(toolkit: str, precision: str, args: argparse.Namespace) -> dict:
-    """Seconds of audio trained on per second, the memory that it takes, and what a large matrix product reaches."""
+    """Seconds of audio per second, FLOP/s of a large matrix product, GiB on a GPU, and the number of parameters."""
     import torch
 
     from asr.heap import keep_freed_blocks
@@ -182,7 +182,7 @@ def measure(toolkit: str, precision: str, args: argparse.Namespace) -> dict:
     model, loss = TOOLKITS[toolkit](preset(args.model))
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=toolkit.startswith("asr") or device == "cuda")
-    if toolkit.startswith("asr"):  # as its trainer does
+    if toolkit.startswith("asr"):  # as our trainer does
         (keep_freed_blocks if device == "cpu" else leave_out_cudnn)()
     dtype, data = getattr(torch, precision), batches(args.seconds, args.lengths, device)
 
@@ -204,7 +204,7 @@ def measure(toolkit: str, precision: str, args: argparse.Namespace) -> dict:
 
 
 def timed(run: Callable[[], object], warm_up: int, repeats: int, device: str) -> float:
-    """Median seconds of a run."""
+    """Median seconds of a run after the warm-up."""
     import torch
 
     times = []
@@ -218,7 +218,7 @@ def timed(run: Callable[[], object], warm_up: int, repeats: int, device: str) ->
 
 
 def peak(dtype, device: str) -> float:
-    """FLOP a second of one large matrix product."""
+    """FLOP per second of one large matrix product."""
     import torch
 
     n = 2048 if device == "cpu" else 8192
@@ -227,12 +227,12 @@ def peak(dtype, device: str) -> float:
 
 
 def flop(config: ModelConfig, lengths: list[int]) -> float:
-    """Of the matrix products of our model, forward and backward, a second of sound."""
+    """FLOP of our model's matrix products, forward and backward, per second of audio."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     _, loss = ours(config)
-    data = batches(math.lcm(*lengths), lengths, "cpu")  # as much of each length
+    data = batches(math.lcm(*lengths), lengths, "cpu")  # the same amount of each length
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         for batch in data:
             loss(*batch).backward()
@@ -252,7 +252,7 @@ def main() -> None:
     if args.seconds < max(args.lengths):
         parser.error("--seconds: a batch has at least one utterance")
     if args.row:
-        import asr.audio._torchaudio  # noqa: F401 (lets SpeechBrain import torchaudio beside a CPU-only torch)
+        import asr.audio._torchaudio  # noqa: F401 (lets SpeechBrain import torchaudio with a CPU-only torch)
 
         print(json.dumps(measure(*args.row, args)))
         return

@@ -3,10 +3,10 @@
 
     python benchmarks/whispers.py CORPUS [--weights DIR] [--vocabulary gpt2.tiktoken] [--threads 1] [--limit 100]
 
-Windows of 30 s, no timestamps, no fallback; seconds of sound per CPU second from samples to text, the start not
-included; WER with both sides through our normaliser; transcripts that are OpenAI's at the same beam to the letter. DIR
-holds `tiny.en.pt`, from which ours are made, and `faster-whisper-tiny.en/`. A row whose package or weights are not here
-says so. The packages: openai-whisper, faster-whisper, tiktoken.
+Windows of 30 s, no timestamps, no fallback. The columns: seconds of audio per CPU second from samples to text, without
+start-up; WER with both sides through our normaliser; transcripts identical to OpenAI's with the same search. DIR holds
+`tiny.en.pt`, from which our model is made, and `faster-whisper-tiny.en/`. A row whose package or weights are missing
+says so. Packages: openai-whisper, faster-whisper, tiktoken.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # AN4 from the audio to a WER table: 0.7 h of spelled names, numbers and commands, official test set, nothing else. A
-# first model finds the training set's words in time; a second training goes on with them in ever new order, too.
+# first model finds the times of the training set's words; a second training also uses these words in ever new orders.
 #   recipes/an4/run.sh --data DIR [--out exp/an4] [--stage 1] [--stop-stage 6] [option=value ...]
-# DIR is AN4 as it is unpacked (etc/, wav/), or a folder with an4.train.tar and an4.test.tar (a manifest.jsonl in each).
-# Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
+# DIR is AN4 as unpacked (etc/, wav/), or a folder with an4.train.tar and an4.test.tar (each with a manifest.jsonl).
+# Options of asr.train may follow. The same command, without --stage, continues an interrupted run.
 set -euo pipefail
 # shellcheck source=../stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"

@@ -1,7 +1,7 @@
-"""Feature matrices whose labels come about as fast as their frames, as lips and signs have them at 25 frames a second.
+"""Feature matrices with about as many labels as frames, as with lips and signs at 25 frames per second.
 
 Each label is a hand shape of one or two frames, blurred into the next, under noise; now and then the hands rest for a
-frame. Folders train, dev and test with a matrix `(T, 32)` and the labels, written without spaces, for each utterance.
+frame. The folders train, dev and test get a matrix `(T, 32)` and its labels, written without spaces, per utterance.
 
     python recipes/features_25hz/make.py --out exp/features_25hz/data
 """

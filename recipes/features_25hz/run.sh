@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Feature matrices whose labels come about as fast as their frames: a linear front end, against a subsampling by 4.
+# Feature matrices with about as many labels as frames: a linear front end compared with a subsampling by 4.
 #   recipes/features_25hz/run.sh [--out exp/features_25hz] [--stage 1] [--stop-stage 4] [option=value ...]
-# Needs no data. Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
+# Needs no data. Options of asr.train may follow. The same command, without --stage, continues an interrupted run.
 set -euo pipefail
 # shellcheck source=../stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"

@@ -2,9 +2,9 @@
 # LibriSpeech from the download to a WER table: 100 h, 960 h, or 5 h (Mini LibriSpeech).
 #   recipes/librispeech/run.sh --data DIR [--subset 100|960|mini] [--out exp/librispeech_100] [--stage 1]
 #                              [--stop-stage 7] [--text FILE] [option=value ...]
-# DIR holds LibriSpeech/train-clean-100 and so on, or will: what is missing is fetched from OpenSLR ($URL elsewhere).
-# FILE is text for a language model, a sentence a line (.gz, .xz or plain); without it there is none.
-# Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
+# DIR holds LibriSpeech/train-clean-100 and so on; what is missing is downloaded into it, from OpenSLR or $URL.
+# FILE is text for a language model, one sentence per line (.gz, .xz or plain); without it there is no language model.
+# Options of asr.train may follow. The same command, without --stage, continues an interrupted run.
 set -euo pipefail
 # shellcheck source=../stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
@@ -47,7 +47,7 @@ files() {
 }
 
 first=$out
-[ "$subset" != mini ] || first=$out/first # so little speech is spliced, and a second training goes on with it
+[ "$subset" != mini ] || first=$out/first # so little speech is also spliced, for a second training
 
 if begin 3 "tokenizer, statistics and training (conf/experiment/$experiment.yaml says how long)"; then
   train "$first" "$experiment" "$(files "${train[@]}")" "$(files "${dev[0]}")"
@@ -65,10 +65,10 @@ if [ "$first" != "$out" ] && begin 5 "training on (conf/experiment/${experiment}
 fi
 
 if [ -n "$text" ] && begin 6 "language model, and its weight"; then
-  shipped=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../data/models/english/lm" && pwd) # it has read books already
+  shipped=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../data/models/english/lm" && pwd) # trained on books already
   language_model "$text" epochs=1 export=float16 optimizer.lr=1.5e-3 "init_from=$(quoted "$shipped")"
   python -m asr.corpus sample "$cuts/${dev[0]}.jsonl.gz" --utterances 200 --out "$cuts/some.jsonl.gz"
-  # so wide a beam is for the language model, whose weight it doubles
+  # the beam is this wide for the language model, whose best weight it doubles
   python -m asr.tune "$cuts/some.jsonl.gz" --model "$out/model" --lm "$out/lm/model" --beam-size 60 --ctc-weight 0.4 \
     --length-bonus 0.5 --lm-weights 0.4 0.8 1.2 --ilm-weights 0 0.4 0.9 --write
   finish

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Learning without transcripts: an encoder is trained on the sound of all training corpora, a recogniser begins from it
-# with one hour of transcribed speech, and another begins with nothing, with as many steps.
+# Learning without transcripts: an encoder is trained on the audio of all training corpora, a recogniser starts from it
+# with one hour of transcribed speech, and another one is trained from scratch, for as many steps.
 #   recipes/pretrain/run.sh --speech DIR --labelled CORPUS --dev CORPUS
 #                           [--out exp/pretrain] [--stage 1] [--stop-stage 5] [option=value ...]
-# DIR holds corpora of any form, by their names *.train (as recipes/english/run.sh takes them), whose transcripts nobody
-# reads; those of CORPUS are read, as of LibriSpeech/train-clean-5 and dev-clean-2. Options that asr.pretrain and asr.train
-# share may follow.
-# One core of a server CPU with AMX-BF16: half an hour of pre-training (22 h of sound, 3 epochs), then a good half hour
-# for each of the two recognisers. The same command, without --stage, goes on where a run was interrupted.
+# DIR holds corpora of any form, named *.train (as for recipes/english/run.sh), whose transcripts are not used; those of
+# each CORPUS are, for example LibriSpeech/train-clean-5 and dev-clean-2. Options that asr.pretrain and asr.train share
+# may follow.
+# One core of a server CPU with AMX-BF16 needs half an hour for pre-training (22 h of audio, 3 epochs), then a good half
+# hour for each of the two recognisers. The same command, without --stage, continues an interrupted run.
 set -euo pipefail
 # shellcheck source=../stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
@@ -17,7 +17,7 @@ parse "speech labelled dev" exp/pretrain 5 "$@"
 
 if begin 1 "cuts; 286 utterances (1 h) with their transcripts, 100 of dev to choose checkpoints by"; then
   corpora train
-  rm -rf "$cuts"/{*.jsonl.gz,wav} # of other speech, perhaps
+  rm -rf "$cuts"/{*.jsonl.gz,wav} # perhaps from other speech
   prepare --untranscribed "${found[@]}"
   for each in labelled dev; do
     python -m asr.corpus prepare "${!each}" --wav "$cuts/wav/$each" --out "$cuts/$each.jsonl.gz"

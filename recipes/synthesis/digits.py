@@ -3,8 +3,8 @@
 
     python recipes/synthesis/digits.py --kokoro kokoro-int8.onnx --voices voices --out data/digits --seed 0
 
-`kokoro.py` says where the engine comes from; either of its models will do, the shipped tars come from the int8.
-Each tar begins with `manifest.jsonl` (one JSON object a line, as in NeMo), then holds one Ogg Opus file an utterance.
+`kokoro.py` says where the engine comes from; either of its models works, the shipped tars were made with the int8 one.
+Each tar starts with `manifest.jsonl` (one JSON object per line, as in NeMo), then holds an Ogg Opus file per utterance.
 The dev voices are in no training item, not even in a blend, and no dev digit string is in train. The same seed and
 library versions on the same kind of CPU give the same bytes. It takes about 20 minutes on one core.
 """
@@ -42,7 +42,7 @@ MAX_BYTES = 4_000_000  # both tars together
 
 @dataclass(frozen=True)
 class Utterance:
-    """What is said, by whom, and the file it became."""
+    """The text of an utterance, its speaker, and its encoded audio."""
 
     id: str
     text: str
@@ -98,7 +98,7 @@ def digit_strings(
 
 
 def punctuate(words: Sequence[str], rng: np.random.Generator) -> str:
-    """What the engine reads: some of the longer strings in two groups, as telephone numbers are."""
+    """The text for the engine: some of the longer strings are split into two groups, like telephone numbers."""
     words = list(words)
     if len(words) >= 4 and rng.random() < 0.3:
         words[int(rng.integers(1, len(words) - 2))] += ","
@@ -119,7 +119,7 @@ OGG_CRC = ogg_crc_table()
 
 
 def tidy_ogg(data: bytes, serial: int) -> bytes:
-    """libsndfile draws the stream number from its clock and pads the tags with 512 zeros: set one, drop the other."""
+    """Sets the stream number, which libsndfile draws from the clock, and drops the 512 zeros that pad the tags."""
     pages, position = [], 0
     while position < len(data):
         start = position + 27 + data[position + 26]
@@ -146,7 +146,7 @@ def encode(audio: np.ndarray, serial: int) -> bytes:
 
 
 def checked_duration(opus: bytes, audio: np.ndarray, digits: int, what: str) -> float:
-    """Seconds of the decoded file, once it is sure to hold that many digits, neither silent nor clipped."""
+    """Seconds of the decoded file; raises RuntimeError if it cannot hold `digits` digits, or is silent or clipped."""
     decoded, rate = soundfile.read(io.BytesIO(opus), dtype="float32")
     seconds, peak = len(decoded) / rate, float(np.abs(decoded).max(initial=0))
     pace = (seconds - 0.3) / digits
@@ -163,10 +163,10 @@ def checked_duration(opus: bytes, audio: np.ndarray, digits: int, what: str) -> 
 def synthesise(
     engine: Kokoro, speakers: Sequence[Speaker], strings: Sequence[tuple[int, ...]], split: str, seed: int
 ) -> list[Utterance]:
-    """Say every string once; the speakers take turns."""
+    """Says every string once; the speakers take turns."""
     utterances = []
     for number, digits in enumerate(strings):
-        rng = np.random.default_rng([seed, split == "dev", number])  # so an item does not hang on those before it
+        rng = np.random.default_rng([seed, split == "dev", number])  # so that an item is independent of those before it
         speaker = speakers[number % len(speakers)]
         words = [WORDS[digit] for digit in digits]
         speed = float(rng.uniform(*SPEEDS[split]))
@@ -181,7 +181,7 @@ def synthesise(
 
 
 def write_tar(path: Path, utterances: Sequence[Utterance]) -> int:
-    """The manifest first, then the audio; no clock, user or file mode of this machine. Returns the size."""
+    """Writes the manifest, then the audio, without this machine's time, user or file modes. Returns its size."""
     manifest = "".join(utterance.manifest_line() for utterance in utterances).encode()
     members = [("manifest.jsonl", manifest), *((utterance.filename, utterance.opus) for utterance in utterances)]
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:

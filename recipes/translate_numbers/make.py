@@ -16,7 +16,7 @@ BEYOND = 1_000_000  # numbers are 0 to 999,999
 
 
 def draw(count: int, rng: random.Random) -> list[int]:
-    """Different numbers, as many short ones as long ones: of 1 to 6 digits as far as there are enough."""
+    """Distinct numbers, as many short ones as long ones: of 1 to 6 digits, as far as there are enough."""
     numbers: dict[int, None] = {}
     while len(numbers) < count:
         numbers[rng.randrange(min(BEYOND, 10 ** rng.randint(1, 6)))] = None

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# English number words to French ones, 0 to 999,999: text in, text out, by the same Transformer, trainer and search.
+# English number words to French ones, 0 to 999,999: text in, text out, with the same Transformer, trainer and search.
 #   recipes/translate_numbers/run.sh [--out exp/translate_numbers] [--stage 1] [--stop-stage 3] [option=value ...]
-# Needs no data. Options of asr.train may follow. The same command, without --stage, goes on where a run was interrupted.
+# Needs no data. Options of asr.train may follow. The same command, without --stage, continues an interrupted run.
 set -euo pipefail
 # shellcheck source=../stages.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
