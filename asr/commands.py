@@ -111,7 +111,7 @@ def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: 
         tried = any(getattr(args, f"{weight}s", None) or ())  # values that asr.tune tries
         if getattr(args, model) and weight not in given and not tried and not getattr(recognizer.options, weight):
             flag = weight.replace("_", "-")
-            raise ValueError(f"--{model}: {flag} was tuned to 0, so it would have no effect: give --{flag}")
+            raise ValueError(f"--{model} would have no effect: {flag} is 0, as tuned for the model; give --{flag}")
 
 
 def load_model(model: str | None, device: str | None, **settings) -> Recognizer:

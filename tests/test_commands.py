@@ -199,7 +199,7 @@ def test_another_model_that_was_tuned_to_have_no_weight_is_not_left_out_silently
     command = ["asr.evaluate", files, "--model", files / "model", "--lm", files / "lm"]
     done = call(*command)
     assert done.returncode == 2
-    assert b"--lm: lm-weight was tuned to 0, so it would have no effect: give --lm-weight" in done.stderr
+    assert b"--lm would have no effect: lm-weight is 0, as tuned for the model; give --lm-weight" in done.stderr
     assert call(*command, "--lm-weight", "0.2").returncode == 0
     assert call("asr.tune", *command[1:], "--lm-weights", "0.1", "0.2").returncode == 0
 

@@ -57,7 +57,7 @@ def writing_of(folder: str) -> Writing:
     except ModelError as error:
         raise ValueError(f"tokenizer.folder: {error}") from None
     if not isinstance(writing.tokenizer, CharTokenizer | SubwordTokenizer):
-        raise ValueError(f"tokenizer.folder: that of {folder} only fits its own model (init_from)")
+        raise ValueError(f"tokenizer.folder: the tokenizer of {folder} only fits its own model (init_from)")
     return writing
 
 

@@ -41,7 +41,7 @@ class SoundConfig:
     noise_prob: float = 0.0  # share of the training utterances that it is added to
     snr: list[float] = field(default_factory=lambda: [5.0, 25.0])  # signal-to-noise ratio in dB, lowest and highest
     codec: float = 0.0  # share of the training utterances that pass through MP3 at 16 to 40 kbit/s
-    batch_seconds: float = 120.0  # of audio on one device at a time, padding included; less where it divides an update
+    batch_seconds: float = 120.0  # of audio on a device at a time, with padding; less where an update is split equally
     global_batch_seconds: float = 120.0  # of audio in one update, over all devices
     workers: int = -1  # processes that read audio; -1: one per core, 1 to 8; devices share the cores
 
@@ -236,7 +236,7 @@ class TrainConfig(SoundRunConfig):
     loss: LossConfig = field(default_factory=LossConfig)
     validation: DecodeOptions = field(default_factory=lambda: DecodeOptions(beam_size=4))
     average: int = 10  # number of checkpoints, the best by dev WER, averaged into the model
-    ema: float = 0.0  # decay per update of a moving average of the weights, which is validated and kept; 0: none
+    ema: float = 0.0  # decay per update of a moving average of the weights, validated and kept in their place; 0: none
     patience: int = 0  # validations without a better dev WER after which training stops; 0: never
 
     def __post_init__(self):
@@ -284,9 +284,7 @@ class PretrainConfig(SoundRunConfig):
 
     data: SoundConfig
     features: FeatureConfig = field(default_factory=lambda: FeatureConfig(normalization="utterance"))
-    model: ModelConfig = field(
-        default_factory=ModelConfig
-    )  # only the encoder of it; input_dim follows from the features
+    model: ModelConfig = field(default_factory=ModelConfig)  # only its encoder; input_dim follows from the features
     masked_prediction: MaskedPredictionConfig = field(default_factory=MaskedPredictionConfig)
     out: str = "exp/encoder"  # checkpoints, TensorBoard and the encoder
 
@@ -329,7 +327,7 @@ class LMTrainConfig(RunConfig):
     # is another, each token starts as the mean of the old ones that spell it
     init_from: str = ""
     add_layers: int = 0  # with init_from: layers to insert, which at first change nothing
-    model: ModelConfig = field(default_factory=_language_model)  # with the decoder's depth; vocab_size follows
+    model: ModelConfig = field(default_factory=_language_model)  # its depth is decoder_layers; vocab_size follows
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=2e-3, warmup=300, clip=1.0))
     label_smoothing: float = 0.0
     epochs: int = 2

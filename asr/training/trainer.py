@@ -88,7 +88,8 @@ def _without_others(checkpoints: Path, resume: bool) -> None:
     for best in best_checkpoints(checkpoints.parent):
         if not resume:
             raise FileExistsError(
-                f"{best} belongs to a training that cannot be resumed: move it away, or choose another out="
+                f"{best} is of a training that ended before its first last.ckpt: move it away, choose another out=,"
+                " or start again with resume=true, which removes it"
             )
         best.unlink(missing_ok=True)
 

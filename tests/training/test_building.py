@@ -91,7 +91,7 @@ def test_a_training_takes_another_models_tokenizer_and_goes_on_without_it(traine
 def test_another_toolkits_tokenizer_goes_with_its_model_alone(tmp_path, monkeypatch):
     SpeechModel(FeatureConfig(), Transformer(ModelConfig(vocab_size=8)), CharTokenizer("abcd")).save(tmp_path)
     monkeypatch.setattr("asr.training.building.load_tokenizer", lambda folder: object())
-    with pytest.raises(ValueError, match="tokenizer.folder: that of .* only fits its own model"):
+    with pytest.raises(ValueError, match="tokenizer.folder: the tokenizer of .* only fits its own model"):
         writing_of(str(tmp_path))
 
 
@@ -125,7 +125,7 @@ def test_what_needs_layers_that_are_not_there_is_refused(corpus, trained, tmp_pa
 
 @pytest.fixture
 def without_ctc(tmp_path):
-    """A model of Whisper's form that writes characters after a prompt of two tokens."""
+    """A model shaped like Whisper that writes characters after a prompt of two tokens."""
     tokenizer = CharTokenizer.train(TEXTS)
     config = ModelConfig(
         vocab_size=len(tokenizer),
@@ -185,12 +185,12 @@ def test_what_the_decoder_has_no_positions_for_is_left_out(corpus, without_ctc, 
     assert max(kept) <= 3 < max(lengths)
     assert "decoder has positions for" in caplog.text
     batch = next(iter(data.val_dataloader()))
-    assert batch.Y.shape[1] == 3  # not padded to a multiple that has no positions
+    assert batch.Y.shape[1] == 3  # not padded to a multiple that exceeds the positions
 
 
 def test_batches_count_the_windows_that_sounds_are_padded_to(corpus, without_ctc, tmp_path):
     config = options(corpus, tmp_path, "data.max_seconds=4", "data.batch_seconds=6", "data.global_batch_seconds=6").data
     data = SpeechData(config, seed=1)
-    data.fit_to(SpeechModel.load(without_ctc))  # whose window is 2 s
+    data.fit_to(SpeechModel.load(without_ctc))  # its window is 2 s
     assert max(bucket.utterances for bucket in data.buckets) == 3
     assert max(len(batch.lens) for batch in data.val_dataloader()) == 3

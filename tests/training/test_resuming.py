@@ -23,7 +23,7 @@ from tests.training.tones import options
 
 
 class Counting:
-    """A sampler whose batches tell epoch and number."""
+    """A sampler whose batches are named by epoch and number."""
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -93,7 +93,7 @@ def losses(monkeypatch) -> dict[tuple[int, int], float]:
 
 
 def train_until_killed(config: TrainConfig, place: tuple[int, int], monkeypatch) -> None:
-    """To just before the batch at `place`: epoch and number."""
+    """Trains until just before the batch at `place`: its epoch and number."""
     start = LastCheckpoint.on_train_batch_start
 
     def killed(self, trainer, module, batch, batch_idx):
@@ -151,7 +151,7 @@ def test_a_training_that_is_told_to_end_saves_what_it_has_and_goes_on_as_if_noth
 
     def told(self, batch):
         if not made and self.trainer.fit_loop.epoch_loop.batch_idx >= 2:
-            made.append(self.trainer.global_step + (hook == "training_step"))  # with the one that is being made
+            made.append(self.trainer.global_step + (hook == "training_step"))  # including the update in progress
             os.kill(os.getpid(), number)
         return step(self, batch)
 
@@ -186,7 +186,7 @@ def test_a_training_begun_in_float16_goes_on_without_a_loss_scale(corpus, tmp_pa
     last = tmp_path / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(last, weights_only=True)
     for group in checkpoint["optimizer_states"][0]["param_groups"]:
-        group["fused"] = False  # as precision=16-mixed has it, on a GPU
+        group["fused"] = False  # as precision=16-mixed sets it on a GPU
     torch.save(checkpoint, last)
     train(options(corpus, tmp_path, "epochs=2", "resume=true"))
     groups = torch.load(last, weights_only=True)["optimizer_states"][0]["param_groups"]
@@ -224,7 +224,7 @@ def test_a_training_goes_on_where_it_stopped(corpus, tmp_path, monkeypatch):
 
 
 def test_an_epoch_that_is_repeated_is_averaged_once(corpus, tmp_path, monkeypatch):
-    """Killed after the best checkpoints were written and before the last one was."""
+    """The training is killed after the best checkpoints were written and before last.ckpt was."""
     saved = LastCheckpoint.on_train_epoch_end
 
     def dies(self, trainer, module):
@@ -253,9 +253,9 @@ def test_checkpoints_of_another_training_are_not_averaged(corpus, tmp_path):
     last = tmp_path / "checkpoints" / "last.ckpt"
     (best,) = best_checkpoints(tmp_path)
     last.unlink()
-    with pytest.raises(FileExistsError, match=f"{best.name} belongs to a training that cannot be resumed"):
+    with pytest.raises(FileExistsError, match=f"{best.name} is of a training that ended before its first"):
         train(options(corpus, tmp_path, "epochs=1"))
-    best.rename(best.with_name("000-0.00.ckpt"))  # the best there could be
+    best.rename(best.with_name("000-0.00.ckpt"))  # the best possible WER
     train(options(corpus, tmp_path, "epochs=1", "resume=true"))
     assert "000-0.00.ckpt" not in {path.name for path in best_checkpoints(tmp_path)}
 
@@ -295,7 +295,7 @@ def test_checkpoints_need_no_other_folder(corpus, tmp_path, monkeypatch):
 
 @pytest.fixture
 def broken(monkeypatch) -> set[int]:
-    """The updates whose loss is not a number."""
+    """The updates whose loss is made NaN."""
     updates: set[int] = set()
     step = SpeechTraining.training_step
 
@@ -337,7 +337,7 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_left_alone(tmp_path, share)
 
 
 def test_updates_are_counted_where_the_optimisers_kernel_looks():
-    """A fused kernel on the device, whatever the precision was before: meta stands for a GPU."""
+    """A fused kernel looks on the device, whatever the precision was before; meta stands for a GPU."""
     weight = torch.nn.Parameter(torch.empty(3, 3, device="meta"))
     optimizer = torch.optim.AdamW([weight])
     optimizer.state[weight]["step"] = torch.tensor(7.0)
@@ -359,9 +359,9 @@ def test_told_to_end_while_the_average_is_validated_it_ends_at_once(corpus, tmp_
             os.kill(os.getpid(), signal.SIGTERM)
         return method(self, *batch)
 
-    tell.__signature__ = inspect.signature(method)  # by which Lightning chooses what it gives
+    tell.__signature__ = inspect.signature(method)  # Lightning chooses the arguments by it
     monkeypatch.setattr(*told_by, tell)
-    notified = []  # by a broadcast from wherever the signal interrupts
+    notified = []  # the notifier broadcasts from wherever the signal interrupts
     monkeypatch.setattr(_SignalConnector, "_sigterm_notifier_fn", lambda *_: notified.append(1))
     config = options(corpus, tmp_path, "epochs=1", "data.batch_seconds=2", "data.max_seconds=2")
     with pytest.raises(SystemExit):
@@ -376,7 +376,7 @@ def test_patience_begins_anew_with_another_dev_set(corpus, tmp_path):
     train(idle)
     train(replace(idle, resume=True, data=replace(idle.data, dev=[str(corpus / "train")])))
     last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    assert last["epoch"] + 1 == 4  # two more: the first of the new set, and one that is no better
+    assert last["epoch"] + 1 == 4  # two more: the first on the new set, and one that is no better
 
 
 def test_fewer_epochs_than_there_were_are_refused(corpus, tmp_path):
