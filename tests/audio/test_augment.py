@@ -62,10 +62,10 @@ def test_a_longer_vocal_tract_resonates_lower():
 
 
 def test_frequencies_are_scaled_to_4800_hertz_and_bent_from_there_to_half_the_sample_rate():
-    """Jaitly and Hinton (2013), equation 1: of a feature that is each band's own frequency."""
+    """Jaitly and Hinton (2013), equation 1, applied to features that are each band's own frequency."""
     X = HERTZ.expand(2, 1, -1)
     short, long = change_vocal_tract(X, HERTZ, torch.tensor([0.8, 1.25]))[:, 0]
-    inside = (HERTZ < 4800 / 1.25) & (HERTZ > 60)  # lower ones would come from below the lowest band
+    inside = (HERTZ < 4800 / 1.25) & (HERTZ > 60)  # lower bands would come from below the lowest one
     torch.testing.assert_close(short[inside], 0.8 * HERTZ[inside])
     torch.testing.assert_close(long[inside], 1.25 * HERTZ[inside])
     f = HERTZ[-5]

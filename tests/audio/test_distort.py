@@ -23,7 +23,7 @@ def test_every_effect_changes_the_sound_and_leaves_padding_and_level(batch, effe
     for b, n in enumerate(lens):
         assert not torch.allclose(distorted[b, :n], samples[b, :n], atol=1e-3)
         assert not distorted[b, n:].any()
-    quieter = {"band": 0.3, "clip": 0.5}.get(effect, 0.95)  # these two take something away
+    quieter = {"band": 0.3, "clip": 0.5}.get(effect, 0.95)  # these two remove part of the signal
     ratio = level(distorted, lens) / level(samples, lens)
     assert (ratio > quieter).all() and (ratio < 1.25).all()
 
@@ -81,7 +81,7 @@ def test_an_echo_is_up_to_12_decibels_below_its_sound_and_falls_by_60_within_a_t
     clicks = torch.zeros(100, SAMPLE_RATE // 4)
     clicks[:, 0] = 1.0
     heard = EFFECTS["room"](clicks, torch.full((100,), clicks.shape[1]))
-    assert (heard[:, 80:] > 0).float().mean() == pytest.approx(0.5, abs=0.01)  # noise
+    assert (heard[:, 80:] > 0).float().mean() == pytest.approx(0.5, abs=0.01)  # as in noise
     power = heard.square()
     below = 10 * torch.log10(power[:, 0] / power[:, 1:].sum(dim=1))
     assert -0.5 < below.min() < 1 and 11 < below.max() < 12.5
@@ -95,20 +95,20 @@ def test_noise_is_between_white_and_brown_5_to_25_decibels_below_the_speech():
     noise = EFFECTS["noise"](samples, lens) - samples
     below = 20 * torch.log10(level(samples, lens) / level(noise, lens))
     assert 4.9 < below.min() < 6 and 24 < below.max() < 25.1
-    power = torch.fft.rfft(noise).abs().square()  # a bin a hertz
-    exponents = torch.log2(power[:, 200:400].mean(dim=1) / power[:, 3200:6400].mean(dim=1)) / 4  # of four octaves
+    power = torch.fft.rfft(noise).abs().square()  # one bin per hertz
+    exponents = torch.log2(power[:, 200:400].mean(dim=1) / power[:, 3200:6400].mean(dim=1)) / 4  # four octaves apart
     assert -0.1 < exponents.min() < 0.2 and 1.8 < exponents.max() < 2.1
 
 
 def test_a_narrow_band_has_nothing_above_six_kilohertz():
     x = torch.randn(32, SAMPLE_RATE)
     y = narrow(x, torch.full((32,), SAMPLE_RATE))
-    power = torch.fft.rfft(y).abs().square()  # a bin a hertz
+    power = torch.fft.rfft(y).abs().square()  # one bin per hertz
     assert (power[:, 6500:].sum(dim=1) < 0.02 * power.sum(dim=1)).all()
     telephone = power[:, 3800:].sum(dim=1) < 0.02 * power.sum(dim=1)
     deep = power[:, 20:200].sum(dim=1) / power[:, 1000:1180].sum(dim=1)
     assert 0 < telephone.sum() < 32
-    assert (deep < 0.1).any() and (deep > 0.5).any()  # telephones have no bass, low-passes have
+    assert (deep < 0.1).any() and (deep > 0.5).any()  # telephones have no bass, low-pass filters keep it
     assert telephone[deep < 0.1].all()
 
 

@@ -109,7 +109,7 @@ def test_where_an_offset_ends_in_the_padding_no_frame_changes():
     front_end = FrontEnd(FeatureConfig(normalization="utterance"))
     sound = torch.full((1, 16_100), 0.012)
     sound[:, 4000:12_000] += 0.0012 * torch.randn(8000)
-    sound[0, 4000:11_500:1500] += 0.5  # five clicks: with the offset's end they would be six
+    sound[0, 4000:11_500:1500] += 0.5  # five clicks; with the offset's end there would be six
     X, X_lens = front_end(sound, lens := torch.tensor([16_100]))
     in_batch, _ = front_end(torch.nn.functional.pad(sound, (0, 5000)), lens)
     torch.testing.assert_close(in_batch[:, : X_lens[0]], X)

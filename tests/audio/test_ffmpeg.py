@@ -1,4 +1,4 @@
-"""Containers that libsndfile does not know."""
+"""Containers that libsndfile cannot read."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ RATE = 48_000
 
 
 def encode(path: Path, codec: str, sides: np.ndarray, video: bool = False) -> Path:
-    """A file of samples `(channels, N)`, or of pictures alone."""
+    """Writes a file of samples `(channels, N)`, or of pictures only."""
     layout = ("mono", "stereo")[len(sides) - 1]
     with av.open(str(path), "w") as container:
         if video:
@@ -53,9 +53,9 @@ def test_several_channels_are_averaged_and_the_header_says_how_long_it_is(tmp_pa
     ("form", "codec"), [("webm", "libopus"), ("mkv", "aac"), ("m4a", "aac"), ("mp4", "aac"), ("aac", "aac")]
 )
 def test_a_part_is_found_by_the_index_where_there_is_one(tmp_path, form, codec, monkeypatch):
-    """Of an hour, as corpora of talks have it, not all of what is before it is decoded."""
+    """In a recording of an hour, as in corpora of talks, not everything before the part is decoded."""
     noise = np.random.default_rng(0).normal(0, 1, (1, 40 * RATE))
-    smooth = np.stack([np.convolve(noise[0], np.hanning(200), "same")])  # what codecs hardly change
+    smooth = np.stack([np.convolve(noise[0], np.hanning(200), "same")])  # codecs hardly change it
     path = encode(tmp_path / f"a.{form}", codec, 0.3 * smooth / np.abs(smooth).max())
     whole = read_audio(path)
     frames = []

@@ -9,7 +9,7 @@ from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration
 
 
 def test_a_header_that_does_not_know_the_length(tmp_path, tone):
-    """As encoders leave it that write FLAC to a pipe; FFmpeg reads it."""
+    """Encoders that write FLAC to a pipe leave such a header; FFmpeg reads the file."""
     soundfile.write(tmp_path / "a.flac", tone(1.5), SAMPLE_RATE)
     data = bytearray((tmp_path / "a.flac").read_bytes())
     data[21] &= 0xF0  # the 36 bits of STREAMINFO that count samples
@@ -31,7 +31,7 @@ def test_a_header_that_does_not_know_the_length(tmp_path, tone):
     ],
 )
 def test_files_that_were_joined_are_heard_to_their_end(tmp_path, settings, suffix):
-    """libsndfile ends where the first one does."""
+    """libsndfile stops at the end of the first file."""
     once, twice = tmp_path / f"once.{suffix}", tmp_path / f"twice.{suffix}"
     soundfile.write(once, np.random.default_rng(0).normal(0, 0.1, 3 * SAMPLE_RATE), SAMPLE_RATE, **settings)
     twice.write_bytes(2 * once.read_bytes())
@@ -46,7 +46,7 @@ def test_files_that_were_joined_are_heard_to_their_end(tmp_path, settings, suffi
 
 @pytest.mark.parametrize("quiet", [0, 5])
 def test_an_mp3_without_a_table_is_as_long_as_its_frames(tmp_path, quiet):
-    """Of varying bit rate, and with silence first it seems longer than it is, without seems shorter."""
+    """At a variable bit rate, a file that starts with silence seems too long, and one that does not seems too short."""
     sound = np.concatenate([np.zeros(quiet * SAMPLE_RATE), np.random.default_rng(0).normal(0, 0.1, 5 * SAMPLE_RATE)])
     path = tmp_path / "a.mp3"
     soundfile.write(path, sound, SAMPLE_RATE, format="MP3", bitrate_mode="VARIABLE", compression_level=0.5)
@@ -73,7 +73,7 @@ def test_a_wav_that_was_copied_in_part_is_named(tmp_path, tone):
     for read in (read_audio, read_duration):
         with pytest.raises(AudioError, match=r"a.wav: cut off, the last 1.0 s are missing"):
             read(tmp_path / "a.wav")
-    (tmp_path / "a.wav").write_bytes(whole[:-100])  # some milliseconds
+    (tmp_path / "a.wav").write_bytes(whole[:-100])  # a few milliseconds
     assert len(read_audio(tmp_path / "a.wav")) == 2 * SAMPLE_RATE - 50
 
 
@@ -120,7 +120,7 @@ def test_a_part_of_a_flac_that_was_copied_in_part_is_named(tmp_path):
 
 @pytest.mark.parametrize("size", [0, 8000, 0x7FFFFFFF, 0xFFFFFFFF])
 def test_a_wav_whose_writer_did_not_come_back_to_its_header_is_heard_to_its_end(tmp_path, tone, size):
-    """Killed, or into a pipe."""
+    """The writer was killed, or wrote to a pipe."""
     soundfile.write(tmp_path / "a.wav", tone(2.0), SAMPLE_RATE, subtype="PCM_16")
     whole = (tmp_path / "a.wav").read_bytes()
     place = whole.index(b"data") + 4
@@ -147,7 +147,7 @@ def test_a_chunk_at_an_odd_place_is_no_sound(tmp_path, tone):
     place = whole.index(b"data") + 4
     end = place + 4 + int.from_bytes(whole[place : place + 4], "little")
     assert end % 2
-    (tmp_path / "a.wav").write_bytes(whole[:end] + TAG)  # without the byte that should be between
+    (tmp_path / "a.wav").write_bytes(whole[:end] + TAG)  # without the padding byte that should be between
     assert read_duration(tmp_path / "a.wav") == (SAMPLE_RATE - 1) / SAMPLE_RATE
 
 

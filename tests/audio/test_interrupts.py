@@ -12,7 +12,7 @@ from asr.audio.reading import SAMPLE_RATE, read_audio, read_duration
 
 
 class Interrupted(io.BytesIO):
-    """A file during whose `nth` reading Ctrl-C is pressed."""
+    """A file that is interrupted by Ctrl-C during its `nth` read."""
 
     def __init__(self, content: bytes, nth: int):
         super().__init__(content)
@@ -49,7 +49,7 @@ def test_ctrl_c_while_a_file_is_decoded_is_no_end_of_the_file(monkeypatch, read,
         except KeyboardInterrupt:
             heard += 1
         else:
-            assert interrupted.left > 0  # it was not read as often as that
+            assert interrupted.left > 0  # there were fewer than nth reads
     assert heard > 1
 
 

@@ -53,7 +53,7 @@ def test_any_rate_becomes_16_khz(tmp_path, rate):
 
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
 def test_a_file_without_a_sample_is_no_sound_at_any_rate(tmp_path, rate):
-    """As a recorder leaves it that was ended before it wrote how much there is."""
+    """A recorder that was stopped before it wrote the length leaves such a file."""
     soundfile.write(tmp_path / "a.wav", np.zeros(0), rate)
     assert read_audio(tmp_path / "a.wav").shape == (0,)
     assert read_duration(tmp_path / "a.wav") == 0
@@ -86,7 +86,7 @@ def test_a_part_is_that_part_of_the_whole(tmp_path, rate, suffix, subtype):
 
 
 def without_its_size(path) -> None:
-    """As whoever writes a WAV to a pipe leaves it; FFmpeg reads it."""
+    """Leaves a WAV file as it is when written to a pipe; FFmpeg reads it."""
     pytest.importorskip("av")
     whole = path.read_bytes()
     place = whole.index(b"data") + 4
@@ -283,7 +283,7 @@ def test_a_sample_that_cannot_be_is_damage(tmp_path, tone, damage):
 
 
 def test_samples_beyond_the_full_scale_are_written_quieter_and_not_clipped(tmp_path, tone):
-    """As floats that are whole numbers of 16 bits."""
+    """For example, floats on the scale of 16-bit integers."""
     write_wav(tmp_path / "a.wav", 30_000 * tone())
     assert np.abs(read_audio(tmp_path / "a.wav") - tone() / np.abs(tone()).max()).max() < 1e-4
 
@@ -307,7 +307,7 @@ def test_files_in_hidden_folders_are_none(tmp_path):
 
 
 def test_a_folder_that_links_to_itself_is_gone_through_once(tmp_path, monkeypatch):
-    """By two links: their paths, as deep as a system allows, would be 2 ** 40."""
+    """Two links, followed as deep as a system allows, would make 2 ** 40 paths."""
     (tmp_path / "a.wav").touch()
     for name in ("one", "two"):
         (tmp_path / name).symlink_to(tmp_path)

@@ -14,7 +14,7 @@ W_K = [[0.5, 0.1, 0.3], [0.2, 0.7, 0.1], [0.3, 0.1, 0.6]]
 
 
 def one_head(d: int) -> MultiHeadAttention:
-    """Identity projections, no bias."""
+    """One head with identity projections and no bias."""
     module = MultiHeadAttention(ModelConfig(d_model=d, num_heads=1, attention_bias=False, positions="learned")).eval()
     with torch.no_grad():
         for linear in (module.query, module.key, module.value, module.output):
@@ -116,7 +116,7 @@ def test_few_queries_of_many_heads_agree_in_bfloat16_with_the_fused_path(mask, m
     monkeypatch.setattr(dot_product, "MANY", 33)
     fused = scaled_dot_product_attention(*given, mask)
     assert by_products.dtype == fused.dtype == torch.bfloat16
-    assert not torch.equal(by_products, fused)  # two ways, indeed
+    assert not torch.equal(by_products, fused)  # they really are two ways
     for out in (by_products, fused):
         torch.testing.assert_close(out.float(), exact, atol=0.02, rtol=0.02)
 

@@ -26,7 +26,7 @@ def test_the_code_is_the_nearest_of_the_codebook_after_the_projection():
         projected = torch.nn.functional.normalize(x @ quantizer.projection[n], dim=-1)
         distance = torch.cdist(projected, quantizer.codes[n].expand(3, -1, -1))
         assert torch.equal(codes[:, :, n], distance.argmin(dim=-1))
-    assert torch.equal(quantizer(7 * x), codes)  # lengths do not matter
+    assert torch.equal(quantizer(7 * x), codes)  # the lengths of the vectors do not matter
 
 
 def test_the_quantiser_never_learns():
@@ -97,7 +97,7 @@ def test_the_masked_loss_is_of_the_real_frames_that_are_wholly_masked():
 
 
 def test_what_was_masked_does_not_reach_the_encoder():
-    module = masked_prediction(mask_start=0.5, mask_frames=400).eval()  # all of it
+    module = masked_prediction(mask_start=0.5, mask_frames=400).eval()  # all from the first drawn frame on
     X, lens = torch.randn(1, 400, 20), torch.tensor([400])
     torch.manual_seed(3)
     mask = module.draw_mask(X)

@@ -18,7 +18,7 @@ def test_absolute_discounting_gives_what_it_takes_to_the_single_tokens():
     """p(v | u) = max(c(u, v) - D, 0) / c(u) + D · kinds(u) / c(u) · p(v)."""
     log_probs = Bigram.of(TRANSCRIPTS, CONFIG).log_probs
     after_4 = {5: 1, EOS: 1, 6: 1}  # once each
-    single = {4: 3, 5: 1, 6: 1, EOS: 2}  # how often each follows anything, of 7
+    single = {4: 3, 5: 1, 6: 1, EOS: 2}  # how often each follows any token, 7 times in all
     for token in range(8):
         p = (single.get(token, 0) + 1) / (7 + 8)
         seen = max(after_4.get(token, 0) - DISCOUNT, 0) / 3
@@ -30,13 +30,13 @@ def test_it_is_a_distribution_after_every_token_those_never_seen_among_them():
     assert log_probs.shape == (8, 8)
     torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(8))
     assert log_probs[SOS].argmax() == 4
-    torch.testing.assert_close(log_probs[7], log_probs[1])  # what comes after them is not known
+    torch.testing.assert_close(log_probs[7], log_probs[1])  # nothing is known of what follows them
 
 
 def test_the_last_token_of_a_prompt_begins_a_transcript():
     log_probs = Bigram.of(TRANSCRIPTS, ModelConfig(vocab_size=8, prompt=(2, 7))).log_probs
     assert log_probs[7].argmax() == 4
-    assert torch.equal(log_probs[SOS], log_probs[1])  # nothing is known to follow either
+    assert torch.equal(log_probs[SOS], log_probs[1])  # nothing is known of what follows either
 
 
 def test_it_lives_in_the_model_folder(tmp_path, tiny_model):

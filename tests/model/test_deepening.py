@@ -16,7 +16,7 @@ def inputs():
 
 
 def trained(**options) -> Transformer:
-    """A model no weight of which is a start value any more: norms have scales, biases are not zero."""
+    """A model with no weight at its initial value: norms have scales, biases are not zero."""
     model = Transformer(ModelConfig(**SMALL, **options)).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -58,10 +58,10 @@ def test_ctc_from_layers_between_goes_on_from_the_same_ones(inputs):
 def test_every_layer_that_was_added_learns(inputs):
     model = trained(encoder="conformer", encoder_layers=2, conv_kernel=3)
     deepen(model, 2)
-    for steps in range(2):  # the first moves what adds to the residual stream alone
+    for steps in range(2):  # the first moves only what adds to the residual stream
         model(*inputs).log_probs.sum().backward()
         for name, parameter in model.encoder.layers.named_parameters():
-            if steps and "key.bias" not in name:  # which moves all scores of a query alike
+            if steps and "key.bias" not in name:  # a key bias shifts all scores of a query alike
                 assert parameter.grad.abs().max() > 0, name
         torch.optim.SGD(model.parameters(), lr=0.01).step()
 

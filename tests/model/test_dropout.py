@@ -54,7 +54,7 @@ def test_compiled_the_gradient_is_of_what_was_kept_and_no_mask_is_stored(relu, d
         scaled = x.detach() * (1 / 0.7)
         torch.testing.assert_close(y.detach(), scaled.where(kept, 0.0))
         torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 0.7).where(kept, 0.0))
-    assert len([size for size in sizes if size >= 2000]) == (2 if relu else 0)  # what tells where relu was zero
+    assert len([size for size in sizes if size >= 2000]) == (2 if relu else 0)  # which tell where relu was zero
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -68,7 +68,7 @@ def test_of_relu_is_dropout_of_relu_and_keeps_its_result_alone(dtype):
             y = way(Dropout(0.4), of)
         y.backward(gradient)
         found.append((y.detach(), of.grad))
-    assert len(kept) == 3 and torch.equal(kept[-1], found[1][0])  # two tensors of the first way, one of the other
+    assert len(kept) == 3 and torch.equal(kept[-1], found[1][0])  # the first way stores two tensors, the other one
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
     assert torch.equal(Dropout(0.4).eval().of_relu(x), x.relu())
@@ -81,7 +81,7 @@ def test_dropout_is_off_in_evaluation():
 
 
 def test_the_four_places_of_dropout_are_counted():
-    """Attention weights, inside the FFN, each sub-layer's output, embeddings plus positions."""
+    """On attention weights, inside the FFN, on each sub-layer's output, and on embeddings plus positions."""
     config = ModelConfig(d_model=16, num_heads=2, encoder_layers=3, decoder_layers=2, ffn_dim=32)
     places = sum(isinstance(module, Dropout) for module in Transformer(config).modules())
     encoder = 1 + 3 * (1 + 1 + 2)

@@ -1,4 +1,4 @@
-"""The kernels are a GPU's; Triton's interpreter computes on any machine what they say."""
+"""The kernels run on a GPU; Triton's interpreter computes the same on any machine."""
 
 import os
 from dataclasses import replace
@@ -29,7 +29,7 @@ def version_of(package) -> tuple[int, ...]:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_gpu)])
 def device(request) -> str:
-    """One that has the kernels: a CPU those of the interpreter, in float32."""
+    """A device that has the kernels: on a CPU, the interpreter runs them in float32."""
     if request.param == "cpu":
         triton = pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
         if version_of(triton) < (3, 9) and version_of(np) >= (2, 4):
@@ -40,7 +40,7 @@ def device(request) -> str:
 
 
 def attention(q, k, v, lens, kept, p):
-    """softmax(Q Kᵀ / √d) V of `(B, L, H, d)`, of whose weights those that are `kept` are scaled."""
+    """softmax(Q Kᵀ / √d) V of tensors `(B, L, H, d)`, with the `kept` weights scaled and the others dropped."""
     mask = causal_mask(k.shape[1], q.device) if lens is None else length_mask(lens, k.shape[1])
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[3] ** 0.5
     weights = scores.masked_fill(mask, float("-inf")).softmax(dim=3).masked_fill(mask, 0.0)
@@ -48,9 +48,9 @@ def attention(q, k, v, lens, kept, p):
 
 
 def kept(of_queries, of_keys, p, shape):
-    """Which weights are: those with the product, odd number of the query times number of the key, in the upper part."""
+    """True = kept: the product of the query's odd number and the key's number, modulo 2³², is at least p · 2³²."""
     queries, keys = (x.long() % 2**32 for x in (of_queries, of_keys))
-    low, high = keys % 2**16, keys >> 16  # no product is more than an int64
+    low, high = keys % 2**16, keys >> 16  # so that no product exceeds an int64
     product = (queries | 1)[:, None] * low + (((queries | 1)[:, None] * high % 2**16) << 16)
     return (product % 2**32 >= int(p * 2**32)).view(shape)
 
@@ -60,8 +60,8 @@ def kept(of_queries, of_keys, p, shape):
     ("together", "L_q", "L_k", "d", "lens"),
     [
         ((3,), 70, 70, 16, [70, 32, 0]),  # self-attention
-        ((1, 2), 37, 45, 24, [45, 33, 1]),  # to a memory
-        ((1, 1, 1), 40, 40, 64, [60, 17, 9]),  # rotary; no length is more than there is
+        ((1, 2), 37, 45, 24, [45, 33, 1]),  # attention to a memory
+        ((1, 1, 1), 40, 40, 64, [60, 17, 9]),  # rotary; a length beyond L_k counts as L_k
         ((1, 1, 1), 1, 1, 16, None),
         ((3,), 70, 70, 16, None),  # causal
     ],
@@ -84,7 +84,7 @@ def test_values_and_gradients_are_those_of_attention_under_the_mask(device, toge
     expected = attention(*module._parts(exact, HEADS), lens, which, p)
     expected = expected, *torch.autograd.grad(expected, exact, upstream.float())
     tolerance = 1e-5 if device == "cpu" else 1e-2
-    for x, y in zip(ours, expected, strict=True):  # of a single key the weight is 1, and the gradient 0
+    for x, y in zip(ours, expected, strict=True):  # a single key has the weight 1 and the gradient 0
         assert (x.float() - y).norm() < tolerance * max(y.norm(), upstream.float().norm())
     if lens is not None:
         gradients = module._parts(list(ours[1:]), HEADS)[1:]
@@ -161,7 +161,7 @@ def batch_of(config: ModelConfig, device: str = "cpu") -> tuple[torch.Tensor, ..
 
 @pytest.fixture
 def calls(monkeypatch) -> list[tuple]:
-    """Every device has kernels, for all heads; how many heads each call of them was given together."""
+    """Pretends that every device has kernels for all heads. Returns how many of Q, K, V each tensor of a call holds."""
     for name in ("encoder", "decoder", "language_model"):
         monkeypatch.setattr(f"asr.model.{name}.lens_for_kernels", lambda lens: lens)
     monkeypatch.setattr("asr.model.attention.fits", lambda *heads: True)

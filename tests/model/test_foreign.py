@@ -28,7 +28,7 @@ LANGUAGES = 3
 
 @pytest.fixture(scope="module")
 def whisper(tmp_path_factory):
-    """A Hugging Face folder of the shape of Whisper tiny with 266 tokens of text, and the model in it."""
+    """A Hugging Face folder with a model of the shape of Whisper tiny with 266 text tokens, and the model."""
     folder = tmp_path_factory.mktemp("whisper")
     tokens = [bytes([i]) for i in range(256)] + [b" t", b"he", b" the", b"in", b" a", b"er", b"on", b" s", b"re", b"at"]
     vocab_size = len(tokens) + 2 + LANGUAGES + len(TASKS) + TIMESTAMPS
@@ -55,7 +55,7 @@ def whisper(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def speech2text(tmp_path_factory):
-    """The same for Speech2Text small with 40 tokens."""
+    """The same for Speech2Text small, with 40 tokens."""
     folder = tmp_path_factory.mktemp("speech2text")
     config = transformers.Speech2TextConfig(vocab_size=40, decoder_layers=6, decoder_ffn_dim=2048)
     torch.manual_seed(0)
@@ -66,7 +66,7 @@ def speech2text(tmp_path_factory):
 
 
 def randomized(model):
-    """Biases and norms that are not 0 and 1, so that none can be forgotten."""
+    """Moves biases and norms away from 0 and 1, so that a forgotten one is seen."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1 and parameter.requires_grad:
@@ -147,7 +147,7 @@ def test_whispers_encoder_and_logits_are_theirs(whisper):
 
 @torch.inference_mode()
 def test_speech2texts_encoder_and_logits_are_theirs_without_padding(speech2text):
-    """Under padding theirs are others: what it becomes after the first convolution reaches the utterance's end."""
+    """With padding, theirs differ: what the padding becomes in the first convolution reaches the utterance's end."""
     folder, theirs = speech2text
     ours = import_model(folder).transformer
     X, X_lens = torch.randn(3, 83, 80), torch.tensor([83, 60, 41])
@@ -197,7 +197,7 @@ def test_cached_steps_give_their_logits(kind, request):
 
 @pytest.fixture(scope="module")
 def small_whisper(whisper, tmp_path_factory):
-    """One layer that writes at most 18 tokens."""
+    """A model with one layer per stack that writes at most 18 tokens."""
     folder = tmp_path_factory.mktemp("small")
     described = json.loads((whisper[0] / "config.json").read_text())
     shape = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_target_positions": 22}
@@ -224,7 +224,7 @@ def test_the_recogniser_searches_in_it_and_writes_text_alone(small_whisper, prec
 
 def test_what_needs_ctc_is_refused_and_no_default(small_whisper, tmp_path):
     model = import_model(small_whisper)
-    model.save(tmp_path)  # as a training does: with nothing said about decoding
+    model.save(tmp_path)  # as a training does: without decoding options
     assert Recognizer(model).options == IMPORTED
     assert Recognizer.load(tmp_path, "cpu").options == IMPORTED
     for options in (DecodeOptions("rescore"), DecodeOptions("ctc"), DecodeOptions(ctc_weight=0.3)):

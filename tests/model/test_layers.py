@@ -68,7 +68,7 @@ def torch_decoder_layer(ours: TransformerDecoderLayer, settings: ModelConfig) ->
 
 
 def randomize(module: torch.nn.Module) -> None:
-    """Norms and biases away from one and zero, so that a forgotten one is seen."""
+    """Moves norms and biases away from one and zero, so that a forgotten one is seen."""
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim == 1:
@@ -197,7 +197,7 @@ def test_the_convolution_on_a_cpu_is_the_depthwise_convolution():
 
 
 def test_gradients_of_the_convolution_lie_as_its_weights_do():
-    """Otherwise DDP warns, and copies them more slowly."""
+    """Otherwise DDP warns, and copies the gradients more slowly."""
     module = ConvolutionModule(config(conv_kernel=5))
     module(torch.randn(2, 9, 16), None).sum().backward()
     assert all(p.grad.stride() == p.stride() for p in module.parameters())

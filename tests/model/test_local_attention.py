@@ -25,7 +25,7 @@ def test_the_window_of_a_frame():
 
 @pytest.mark.parametrize(("left", "right"), [(3, 5), (10, 0), (0, 4), (70, 40), (400, 400)])
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 300])
-@pytest.mark.parametrize("training", [True, False])  # torch's kernel, and the product written out
+@pytest.mark.parametrize("training", [True, False])  # the product written out, and torch's kernel
 def test_blocks_give_what_full_attention_gives_under_the_windows_mask(left, right, length, training):
     Q, K, V = (torch.randn(2, 3, length, d) for d in (8, 8, 6))
     mask = length_mask(torch.tensor([length, length // 2]), length)

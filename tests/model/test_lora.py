@@ -1,4 +1,4 @@
-"""Low-rank adaptation: W + B A in the place of every linear layer's W."""
+"""Low-rank adaptation: W + B A in place of every linear layer's W."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def inputs():
 
 
 def learn(model, inputs) -> None:
-    """An update of all that has a gradient; two, since the first moves B alone."""
+    """Updates everything that has a gradient, twice, since the first update moves only B."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()

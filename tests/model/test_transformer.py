@@ -66,7 +66,7 @@ def test_the_cached_step_equals_the_full_forward_pass(changes):
     transformer = model(**changes)
     with torch.inference_mode():
         memory, lens = transformer.encoder(torch.randn(2, 90, 80), torch.tensor([90, 60]))
-        Y_in = torch.randint(4, 32, (2, 3, 70))  # more steps than the caches have room for at first
+        Y_in = torch.randint(4, 32, (2, 3, 70))  # more steps than the caches have room for at the start
         state = transformer.decoder.start(memory, lens, width=3)
         steps = []
         for t in range(70):
@@ -89,7 +89,7 @@ def test_hypotheses_that_change_places_keep_their_own_past(changes):
             Y_in = torch.cat([Y_in.gather(1, parents[:, :, None].expand_as(Y_in)), tokens], dim=2)
             state = state.reorder(parents)
             log_probs, state = transformer.decoder.step(tokens[:, :, 0], state.compact() if step % 8 == 7 else state)
-        assert state.past.filled < 0.8 * 3 * 71  # most of the past is common to all, and kept once
+        assert state.past.filled < 0.8 * 3 * 71  # most of the past is shared, and stored once
         assert state.past.hidden.shape[2] < state.past.filled + 2 * GROWTH * 3
         for w in range(3):
             whole = transformer.decoder(Y_in[:, w], memory, lens)

@@ -9,7 +9,7 @@ SMALL = ["epochs=1", "validate_every=1", "model.d_model=16", "model.encoder_laye
 
 
 def run_recipe(name: str, *arguments, cwd: Path, programs: Path | None = None) -> subprocess.CompletedProcess:
-    """`programs`: a folder with the `python` that it calls, where not the one that runs the tests."""
+    """Runs the recipe with the `python` in the folder `programs`, by default the one that runs the tests."""
     path = f"{programs or Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
     command = ["bash", ROOT / "recipes" / name / "run.sh", *arguments]

@@ -1,4 +1,4 @@
-"""The AN4 recipe, all stages, on a miniature in AN4's own layout."""
+"""All stages of the AN4 recipe, on a miniature corpus in AN4's own layout."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_stages_run_on_their_own(an4, tmp_path, programs):
 
 
 def test_what_is_done_again_is_trained_anew(an4, tmp_path, programs):
-    """A stage that was done starts anew, and so does a later one whose data were made again."""
+    """A finished stage that is asked for again starts from scratch, and so does a later one whose data were remade."""
     model = tmp_path / "exp" / "an4" / "first" / "model"
     until = ["--data", an4, "--stop-stage", "2", *SMALL]
     done = run_recipe("an4", *until, cwd=tmp_path, programs=programs)
@@ -55,7 +55,7 @@ def test_what_is_done_again_is_trained_anew(an4, tmp_path, programs):
         path.write_text(path.read_text().replace("YES", "NO"))
     again = run_recipe("an4", "--data", an4, "--stage", "1", "--stop-stage", "1", cwd=tmp_path, programs=programs)
     assert again.returncode == 0, again.stderr
-    assert "y" in (model / "characters.json").read_text()  # until it is trained again
+    assert "y" in (model / "characters.json").read_text()  # it stays until it is trained again
     anew = run_recipe("an4", *until, cwd=tmp_path, programs=programs)
     assert "epoch 1/1" in anew.stderr, anew.stderr
     assert "y" not in (model / "characters.json").read_text()

@@ -1,4 +1,4 @@
-"""The recipe of the model that ships, all stages, on a miniature."""
+"""All stages of the recipe for the model that ships, on a miniature corpus."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The LibriSpeech recipe, all stages, on a miniature in LibriSpeech's own layout, and from a server of its own."""
+"""All stages of the Mini LibriSpeech recipe, and the first of LibriSpeech's, on miniatures in LibriSpeech's layout."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_stage_that_failed_says_how_to_go_on_and_does(data, tmp_path, programs
 def test_a_hundred_hours_want_five_parts(tmp_path, programs):
     write_parts(tmp_path, "train-clean-100", "dev-clean", "dev-other", "test-clean", "test-other")
     done = run_recipe("librispeech", "--data", tmp_path, "--stop-stage", "1", cwd=tmp_path, programs=programs)
-    assert done.returncode == 0, done.stderr  # nothing is fetched: all is there
+    assert done.returncode == 0, done.stderr  # nothing is downloaded: all parts are there
     assert (tmp_path / "exp" / "librispeech_100" / ".done" / "1").is_file()
 
 

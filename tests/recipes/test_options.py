@@ -1,4 +1,4 @@
-"""The options that recipes give to the commands that train: each composes, wherever the recipe's folders lie."""
+"""The options that recipes pass to the training commands compose, wherever the recipe's folders lie."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ printf '\\n' >> calls
 
 @pytest.fixture
 def trainings(tmp_path):
-    """Runs a recipe with a stand-in for its commands: the command and the options of each training."""
+    """Runs a recipe with a stand-in for its commands, and returns each training's command and options."""
     (tmp_path / "programs").mkdir()
     (tmp_path / "programs" / "python").write_text(STAND_IN)
     (tmp_path / "programs" / "python").chmod(0o755)

@@ -1,4 +1,4 @@
-"""Which stages a recipe runs, and how it goes on: AN4's, with a stand-in for the commands that it calls."""
+"""Which stages a recipe runs, and how it resumes: AN4's, with a stand-in for the commands that it calls."""
 
 import shutil
 import subprocess
@@ -34,7 +34,7 @@ def programs(tmp_path):
 
 
 def trained(tmp_path) -> list[str]:
-    """The last option of each training since this was last asked."""
+    """The last option of each training since the last call."""
     calls = tmp_path / "calls"
     lines = calls.read_text().splitlines() if calls.exists() else []
     calls.unlink(missing_ok=True)
@@ -43,7 +43,7 @@ def trained(tmp_path) -> list[str]:
 
 @pytest.fixture
 def recipe(tmp_path, programs):
-    """Runs the recipe to its second stage, the first training: its exit status and how often and how it trained."""
+    """Runs the recipe up to stage 2, the first training; returns the exit status and each training's last option."""
     (tmp_path / "an4.train.tar").touch()
 
     def run(*arguments: str, said: str = "") -> tuple[int, list[str]]:

@@ -1,4 +1,4 @@
-"""Training speech of a text: which sentences are spoken, and by whom."""
+"""Training speech synthesised from a text: which sentences are spoken, and by whom."""
 
 import shutil
 
@@ -15,7 +15,7 @@ def recipe(monkeypatch):
 
 
 def scored(text: str) -> set[tuple[str, ...]]:
-    """What `said_in` finds in a corpus of one utterance."""
+    """The word sequences that `said_in` finds in a corpus of one utterance."""
     from sentences import runs
 
     return set(runs(english(text).split()))
@@ -65,7 +65,7 @@ def test_size_lowers_the_pitch_and_leaves_the_pace(quick, voice):
     def generator():
         return np.random.default_rng(0)
 
-    def centre(sound):  # of the spectrum's energy
+    def centre(sound):  # the centre of the spectrum's energy
         energy = np.square(np.abs(np.fft.rfft(sound)))
         return energy @ np.arange(len(energy)) / energy.sum() / len(sound)
 

@@ -19,8 +19,8 @@ def test_scripts_that_are_written_without_spaces(character, unspaced):
         ("他说 你好", ["他", "说", "你", "好"]),
         ("我用iPhone15吗", ["我", "用", "iPhone15", "吗"]),
         ("他说：「是。」ok", ["他", "说：", "「是。」", "ok"]),
-        ("ラーメン", ["ラー", "メ", "ン"]),  # what lengthens a vowel is of its letter
-        ("น้ำ", ["น้", "ำ"]),  # and so is the mark of a tone
+        ("ラーメン", ["ラー", "メ", "ン"]),  # a mark that lengthens a vowel belongs to its letter
+        ("น้ำ", ["น้", "ำ"]),  # and so does a tone mark
         ("안녕 하세요", ["안녕", "하세요"]),
         ("", []),
     ],
@@ -44,7 +44,7 @@ def test_what_ends_in_dots_has_its_space():
     [
         (["hello", "w\ufffdrld"], "hello wörld"),
         (["\ufffd", "x", "\ufffd\ufffd"], "ö x üä"),
-        (["a\ufffd"], "aöü"),  # a subword tokenizer has one for all letters that it lacks
+        (["a\ufffd"], "aöü"),  # a subword tokenizer has one mark for all letters that it lacks
         (["你\ufffd", "吗"], "你龘吗"),
     ],
 )
