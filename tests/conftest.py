@@ -1,13 +1,13 @@
-"""What the tests share: sounds made on the spot, a tiny model, the real speech where it is at hand."""
+"""Fixtures that the tests share: synthetic audio, a tiny model, and the real speech where it is available."""
 
 import os
 import signal
 import socket
 import threading
 
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # CUDA_VISIBLE_DEVICES=0 pytest: on a GPU
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # `CUDA_VISIBLE_DEVICES=0 pytest` uses a GPU
 if not os.environ["CUDA_VISIBLE_DEVICES"]:
-    os.environ["TRITON_INTERPRET"] = "1"  # a GPU's kernels without one
+    os.environ["TRITON_INTERPRET"] = "1"  # runs GPU kernels without a GPU
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,13 +34,13 @@ ROOT = forks.ROOT
 SLOW = ("test_processes.py", "test_training.py", "test_resuming.py", "test_sequences.py", "test_readme.py")
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 
-torch.set_num_threads(1)  # as many processes of tests as cores
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of commands
-keep_kernels(1024)  # a process of tests trains after it has loaded a recogniser, which would keep too few
+torch.set_num_threads(1)  # there are as many test processes as cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands
+keep_kernels(1024)  # loading a recogniser would keep too few for the training tests of the same process
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest come first: no process of tests waits for another in the end."""
+    """Runs the slowest files first, so that no test process waits for another at the end."""
     items.sort(key=lambda item: item.path.name not in SLOW)
 
 
@@ -51,7 +51,7 @@ def seed():
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """Ctrl-C is heard, as in a terminal: what runs in the background may have been started without."""
+    """Makes Ctrl-C work as in a terminal: a process in the background may have been started without it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -70,7 +70,7 @@ def tone():
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
-    """Of tones, in the folders train and dev."""
+    """A corpus of tones, in the folders train and dev."""
     folder = tmp_path_factory.mktemp("tones")
     write_corpus(folder / "train", 60, seed=1)
     write_corpus(folder / "dev", 12, seed=2)
@@ -78,7 +78,7 @@ def corpus(tmp_path_factory) -> Path:
 
 
 def write_librispeech(part: Path, utterances: int) -> None:
-    """A part of LibriSpeech in its own layout: seconds of noise, by two speakers."""
+    """Writes a part of LibriSpeech in its own layout: one-second utterances of noise, by two speakers."""
     rng = np.random.default_rng(utterances)
     for speaker in ("19", "26"):
         chapter = part / speaker / "198"
@@ -97,25 +97,25 @@ def tiny_config() -> ModelConfig:
 
 @pytest.fixture
 def tiny_model(tiny_config) -> SpeechModel:
-    """Random weights, 28 letters."""
+    """A model with random weights and 28 letters."""
     return SpeechModel(FeatureConfig(), Transformer(tiny_config), CharTokenizer(LETTERS)).eval()
 
 
 @pytest.fixture
 def noise_is_heard(monkeypatch) -> None:
-    """Random weights are sure of nothing, and would be silent."""
+    """Has CTC hear something in any input: random weights are sure of nothing, and would give empty transcripts."""
     for module in ("recognizer", "graphs", "onnx"):
         monkeypatch.setattr(f"asr.decode.{module}.hears_something", lambda log_probs, lens: lens > 0)
 
 
 @pytest.fixture(autouse=True)
 def noise_is_speech(monkeypatch) -> None:
-    """Random weights doubt whatever they say, and what tests give them is no speech."""
+    """Counts any audio as speech: random weights doubt every word, and the audio of the tests contains no speech."""
     monkeypatch.setattr("asr.decode.recognizer.has_speech", lambda samples: True)
 
 
 def sure_of_what_it_hears(model: Path) -> None:
-    """What `noise_is_speech` does, in a process of its own."""
+    """Has the effect of `noise_is_speech` in a separate process."""
     save_tuning(model, DecodeOptions(), Calibration(bias=10.0, mean=0.0, least=0.0))
 
 
@@ -128,7 +128,7 @@ def programs() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def speech() -> Path:
-    """The folder of real speech, beside the checkout; tests that need it skip without it."""
+    """The folder of real speech next to the checkout; tests that need it are skipped without it."""
     folder = ROOT.parent / "shared" / "speech"
     if not folder.is_dir():
         pytest.skip("the real speech (../shared/speech) is not here")
@@ -137,7 +137,7 @@ def speech() -> Path:
 
 @pytest.fixture
 def files(tmp_path, tiny_model):
-    """A folder with a model, two sounds of a second and their transcripts."""
+    """A folder with a model, two recordings of one second, and their transcripts."""
     with torch.no_grad():
         tiny_model.transformer.ctc.weight.mul_(20)  # it is sure of what it hears in noise
     tiny_model.save(tmp_path / "model")
@@ -157,7 +157,7 @@ def served(files) -> Recognizer:
 
 @pytest.fixture
 def server(served) -> Iterator[str]:
-    """The address of one whose requests have at most 1 MiB."""
+    """The address of a server whose requests may have at most 1 MiB."""
     import uvicorn
 
     from asr.service import Limits, application

@@ -1,7 +1,7 @@
-"""A device that is not the CPU, on machines that have no other.
+"""A device other than the CPU, for machines that have no other.
 
-Its tensors say that they are on torch's `meta` device and hold their values on the CPU. What mixes both raises, as it
-would on a GPU, and what a GPU would have to wait for is noted.
+Its tensors claim to be on torch's `meta` device and hold their values on the CPU. Mixing the two devices raises, as it
+would on a GPU, and every wait for a GPU is recorded.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ COPIES = (aten._to_copy.default, aten.copy_.default)
 LENGTHS_ON_THE_CPU = ("aten._use_cudnn_ctc_loss.Tensor", "aten._ctc_loss.Tensor", "aten._ctc_loss_backward.Tensor")
 WAITING = (aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default)
 
-waits: list[str] = []  # the lines of the package at which a GPU would be waited for
+waits: list[str] = []  # the lines of the package that would wait for a GPU
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor of that device; `held`: its values."""
+    """A tensor on that device; `held` has its values."""
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> Elsewhere:
@@ -42,7 +42,7 @@ class Elsewhere(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function is torch.stft:  # which changes strides in place
+        if function is torch.stft:  # stft changes strides in place
             return _compute(function, args, kwargs, elsewhere=True)
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
@@ -56,7 +56,7 @@ class Elsewhere(torch.Tensor):
 
 
 class _Factories(TorchDispatchMode):
-    """Tensors that are made there, or moved there."""
+    """Intercepts the functions that create tensors on `DEVICE` or move them there."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -72,7 +72,7 @@ class _Generator(torch.Generator):
 
 @contextmanager
 def elsewhere() -> Iterator[None]:
-    """Within, `DEVICE` computes."""
+    """A context within which `DEVICE` computes."""
 
     def tensor(data, dtype=None, device=None):
         made = make(data, dtype=dtype)
@@ -90,7 +90,7 @@ def elsewhere() -> Iterator[None]:
 
 
 def move(module: nn.Module) -> None:
-    """`module.to(DEVICE)`; what layers share stays shared, which torch sees to for tensors of its own."""
+    """Moves `module` to `DEVICE`, with shared parameters still shared, as torch ensures for its own tensors."""
     names = defaultdict(list)
     for name, p in module.named_parameters(remove_duplicate=False):
         names[p].append(name)
@@ -103,7 +103,7 @@ def move(module: nn.Module) -> None:
 
 def _dispatch(function, args: tuple, kwargs: dict):
     with _Factories():
-        decomposed = function.decompose(*args, **kwargs)  # within inference mode composite functions arrive whole
+        decomposed = function.decompose(*args, **kwargs)  # in inference mode, composite functions arrive undecomposed
     if decomposed is not NotImplemented:
         return decomposed
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]

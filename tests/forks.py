@@ -1,8 +1,8 @@
-"""Commands without the seconds of their imports: a process that has imported what they need forks itself for each.
+"""Runs commands without the seconds of their imports: a process that has imported everything forks for each command.
 
-`programs()` starts it and gives a folder whose `python` asks it for commands (`python -m asr...`), with the arguments,
-environment, working directory and standard streams of whoever calls; all else goes to the interpreter. A command that
-starts others, as a training by two processes does, starts them with that `python`, too.
+`programs()` starts it and yields a folder whose `python` passes commands (`python -m asr...`) on to it, with the
+arguments, environment, working directory and standard streams of the caller; anything else goes to the interpreter. A
+command that starts others, such as a training with two processes, starts them with that `python`, too.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ with socket.socket(socket.AF_UNIX) as server:
 
 @contextmanager
 def programs() -> Iterator[Path]:
-    """A folder with a quick `python`, while it lasts, and the `pid` of the process whose children are what it runs."""
+    """A temporary folder with a fast `python`, and with the `pid` of the process whose children run the commands."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
+    with tempfile.TemporaryDirectory() as folder:  # the path of a socket must be short
         address, python = f"{folder}/socket", Path(folder, "python")
         command = [sys.executable, "-m", "tests.forks", address]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as server:
@@ -54,7 +54,7 @@ def programs() -> Iterator[Path]:
 
 
 def serve(address: str) -> None:
-    """Forks for each that connects, until it is killed."""
+    """Forks for each connection, until it is killed."""
     import jiwer  # noqa: F401
     import matplotlib.backends.backend_svg
     import matplotlib.figure  # noqa: F401
@@ -65,7 +65,7 @@ def serve(address: str) -> None:
     import asr.training.language_model
     import asr.training.run  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended leaves nothing behind
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that have ended leave no zombies
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
         server.listen()
@@ -81,7 +81,7 @@ def serve(address: str) -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    """Runs the module that is asked for, says how it ended, and ends this process."""
+    """Runs the requested module, reports its exit code, and ends this process."""
     streams = socket.recv_fds(connection, 1, 3)[1]
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -92,7 +92,7 @@ def _answer(connection: socket.socket) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    rank_zero_only.rank = int(environment.get("LOCAL_RANK", 0))  # which Lightning asks for when it is imported
+    rank_zero_only.rank = int(environment.get("LOCAL_RANK", 0))  # Lightning reads it only on import
     sys.argv = arguments
     code: object = 1
     try:

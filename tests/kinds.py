@@ -1,4 +1,4 @@
-"""Models of every kind, tiny: what goes in, and which fields of `TINY` are others."""
+"""Tiny models of every kind: their features, and the fields in which they differ from `TINY`."""
 
 from asr.audio.features import FeatureConfig
 from asr.model.config import ModelConfig

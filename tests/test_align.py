@@ -22,8 +22,8 @@ TEXT = "A man with a black dog was standing at the corner."
 
 @pytest.fixture
 def corpus(tmp_path):
-    """A sample with its transcript, once as it is and once after a second of silence; a tenth of a second that cannot
-    hold its text, and a sample without one."""
+    """A sample with its transcript, once as it is and once after a second of silence; a tenth of a second, too short
+    for its transcript; and a sample without a transcript."""
     sample = read_audio(resource("data", "samples", "corner.flac"))
     silence = np.zeros(SAMPLE_RATE, np.float32)
     for name, sound in {
@@ -64,7 +64,7 @@ def test_batches_do_not_change_the_times(corpus):
 
 
 def test_words_of_slow_matrices_lie_within_their_cuts(tmp_path, tiny_config, monkeypatch):
-    """A frame of 40 ms is a hundredth of a second of its cut, and four of a batch."""
+    """A frame of 40 ms counts as a hundredth of a second in its cut, and as four hundredths in a batch."""
     for i in range(4):
         np.save(tmp_path / f"{i}.npy", np.random.default_rng(i).normal(0, 1, (500, 80)).astype(np.float32))
         (tmp_path / f"{i}.txt").write_text("one two three")

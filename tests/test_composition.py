@@ -1,4 +1,4 @@
-"""Options as they are typed, and what a resumed training makes of them."""
+"""Options on the command line, and what a resumed training makes of them."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ SCHEMAS = {"train": TrainConfig, "train_lm": LMTrainConfig}
 
 
 def resumed(out: Path, *typed: str, command: str = "train") -> Any:
-    """The options of a training in `out` that goes on with what is typed."""
+    """The options of the training in `out` when it is resumed with the options `typed`."""
     register()
     words = [f"out={out}", *typed]
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
@@ -191,7 +191,7 @@ def test_the_command_that_began_it_goes_on_although_the_model_took_another_shape
     with pytest.raises(ValueError, match="resume=true: model.d_model is 32 in the training"):
         resumed(tmp_path, *began[:2], "model.d_model=96", "resume=true")
     train(options(corpus, tmp_path, *began, "epochs=2", "model.dropout=0.3", "resume=true"))
-    assert resumed(tmp_path, "model.dropout=0.0", "resume=true").model.dropout == 0.0  # as at the start, and typed
+    assert resumed(tmp_path, "model.dropout=0.0", "resume=true").model.dropout == 0.0  # as at the start, but typed
 
 
 def test_a_training_whose_folder_was_moved_goes_on_where_it_is(corpus, tmp_path):

@@ -1,4 +1,4 @@
-"""On a device that is not the CPU everything stays there, is waited for seldom, and comes out as it does on the CPU."""
+"""On another device than the CPU, everything stays there, is rarely waited for, and gives the same results."""
 
 from collections import Counter
 from contextlib import nullcontext
@@ -39,7 +39,7 @@ STRATEGIES = {
 
 @pytest.fixture(scope="module")
 def here():
-    """The model that ships, on the CPU, where it has been used."""
+    """The shipped model on the CPU, after it has been used there."""
     recognizer = asr.load(precision="float32", word_times=True)
     recognizer.transcribe(SAMPLES[0])
     return recognizer
@@ -47,7 +47,7 @@ def here():
 
 @pytest.fixture(scope="module")
 def there(here):
-    """The same, moved."""
+    """The same recogniser, moved to `DEVICE`."""
     recognizer = deepcopy(here)
     with elsewhere():
         move(recognizer.model)
@@ -74,9 +74,9 @@ def test_while_a_search_runs_elsewhere_it_is_waited_for_twice_in_eight_steps(her
     looks = per_line.pop("asr/decode/beam.py: count = int(done.sum())")
     past = per_line.pop("asr/model/cache.py: count = int(lives.sum(dim=1).max())")  # decoder's, language model's
     past += per_line.pop("asr/decode/ctc.py: begin, end = torch.stack(bounds).tolist()")
-    looks += past / 3  # one after another: the first waits
+    looks += past / 3  # one after another, of which only the first waits
     assert 0 < looks <= 2 * (len(hypothesis.tokens) // 8 + 1)
-    assert sum(per_line.values()) <= 9, per_line  # before the first step, and after the last
+    assert sum(per_line.values()) <= 9, per_line  # before the first step and after the last
 
 
 @pytest.mark.parametrize(("features", "options"), MODELS.values(), ids=MODELS)
@@ -109,8 +109,8 @@ KINDS = ("adamw", "muon")
 
 @pytest.fixture
 def trainings(tiny_config, request):
-    """Of a random model with all that can be done to its batches, on the CPU, and the same to be moved; nothing is
-    dropped out, which devices draw differently."""
+    """Two equal trainings of a random model on the CPU, the second to be moved, with everything that can be done to
+    batches, but without dropout, which devices draw differently."""
     config = TrainConfig(
         data=DataConfig(train=["x"], dev=["x"]),
         distortion=DistortionConfig(0.5, 0.5, 0.5, 0.5, 0.5),
@@ -122,7 +122,7 @@ def trainings(tiny_config, request):
     model = SpeechModel(FeatureConfig(), transformer, CharTokenizer(LETTERS))
     training = SpeechTraining(config, model, 10).train()
     both = training, deepcopy(training)
-    for each in both:  # fused, no optimiser is for a device like this one
+    for each in both:  # no fused optimiser supports a device like this one
         each._trainer = SimpleNamespace(precision="16-mixed")
     return both
 

@@ -13,7 +13,7 @@ from tests.test_commands import call, run
 
 
 def test_processes_share_a_corpus_and_the_first_has_all_of_it_in_order(files):
-    for i in range(3):  # five utterances of different length, for two processes
+    for i in range(3):  # five utterances of different lengths, for two processes
         soundfile.write(files / f"c{i}.wav", np.random.default_rng(i).normal(0, 0.1, 4000 * (5 - i)), SAMPLE_RATE)
         (files / f"c{i}.txt").write_text("three four")
     sure_of_what_it_hears(files / "model")

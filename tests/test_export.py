@@ -1,4 +1,4 @@
-"""What the command that exports refuses; what it writes is tests/decode/test_onnx.py's."""
+"""What the export command refuses; tests/decode/test_onnx.py tests what it writes."""
 
 import sys
 

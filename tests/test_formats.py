@@ -8,7 +8,7 @@ from asr.formats import CUE_LETTERS, CUE_PAUSE, CUE_SECONDS, FORMATS, LINGER, Cu
 
 
 def said(text: str, start: float = 0.0, pace: float = 0.5, end: float | None = None) -> Segment:
-    """A segment whose words take turns, each `pace` seconds after the one before and four fifths of that long."""
+    """A segment whose words start `pace` seconds apart and last four fifths of that."""
     words = [Word(word, 0.9, start + pace * i, start + pace * i + 0.8 * pace) for i, word in enumerate(text.split())]
     end = words[-1].end if end is None else end
     return Segment(start, end, text, -1.0, [(text, -1.0)], words)
@@ -109,7 +109,7 @@ def test_subtitles_of_a_script_without_spaces_are_cut_between_its_letters():
 def test_a_subtitle_stays_for_a_moment():
     one, two = cues([said("one", 0.0, end=5.0), said("two", 3.0, end=3.5)])
     assert one == Cue(0.0, 0.4 + LINGER, "one")
-    assert two == Cue(3.0, 3.5, "two")  # no longer than there is sound
+    assert two == Cue(3.0, 3.5, "two")  # no longer than the audio
 
 
 def test_a_word_that_is_too_long_is_a_subtitle_of_its_own():

@@ -26,7 +26,7 @@ print(mallinfo().uordblks - before)
 
 
 def growth(kernels: int, **environment: str) -> int:
-    """Bytes by which the heap has grown after products of 150 shapes."""
+    """The bytes by which the heap grows during convolutions of 150 shapes."""
     free = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
     command = [sys.executable, "-c", GROWTH, str(kernels)]
     done = subprocess.run(command, env=free | environment, capture_output=True, text=True)

@@ -16,7 +16,7 @@ from tests.test_plots import observation  # noqa: F401 (a fixture)
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
-# what a user does, and what then is to be seen: it is added to the page before the browser reads it
+# does what a user does and reports what is then visible; it is added to the page before the browser reads it
 PROBE = """<script>
 const errors = [];
 window.addEventListener("error", event => errors.push(event.message));
@@ -52,7 +52,7 @@ def page(tmp_path_factory):
 def test_the_page_needs_nothing_else(page):
     text = page.read_text()
     assert "http" not in re.sub(r'src="data:[^"]*"', "", text)
-    assert text.count("<img ") == 4 + 3 * 4 + 12 * 4  # and of every layer and head of decoder and encoder
+    assert text.count("<img ") == 4 + 3 * 4 + 12 * 4  # plus one for every layer and head of the decoder and the encoder
     assert "a man with a black dog was standing at the corner" in text
 
 
@@ -65,9 +65,9 @@ def test_in_a_browser_all_pictures_are_there_and_layer_and_head_can_be_chosen(pa
     dom = subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
     found = json.loads(re.search("<title>(.*?)</title>", dom)[1])
     assert found["errors"] == [] and found["broken"] == 0
-    assert found["images"] == 4 + 3 * 4 + 8 * 4
+    assert found["images"] == 4 + 3 * 4 + 12 * 4
     cross, own = found["seen"]
-    assert cross["first"] == [[3, 1]] and own["first"] == [[8, 1]]  # the last layers
+    assert cross["first"] == [[3, 1]] and own["first"] == [[12, 1]]  # the last layers
     for section in (cross, own):
         assert section["choices"] == [[[1, 2]], [[2, 4]]]
 

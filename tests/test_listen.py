@@ -1,4 +1,4 @@
-"""The command that listens: what it prints, and how it ends."""
+"""The listening command: what it prints, and how it ends."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subproce
 
 
 def raw(*names: str, pause: float = 0.8) -> bytes:
-    """Samples that ship, and a pause behind them, as bytes."""
+    """Shipped samples, followed by a pause, as bytes."""
     sounds = [read_audio(resource("data", "samples", f"{name}.flac")) for name in names]
     whole = np.concatenate([*sounds, np.zeros(round(pause * SAMPLE_RATE), np.float32)])
     return (whole * 32767).astype("<i2").tobytes()
@@ -54,7 +54,7 @@ def test_a_pause_ends_a_line_while_more_is_to_come(listening):
     process.stdin.write(raw("corner"))
     process.stdin.flush()
     assert process.stdout.readline().decode() == f"{CORNER}\n"
-    out, err = process.communicate(raw("glass", pause=0.0))  # whose end is that of the sound
+    out, err = process.communicate(raw("glass", pause=0.0))  # the segment ends where the audio ends
     assert (out.decode(), err, process.returncode) == (f"{GLASS}\n", b"", 0)
 
 
@@ -73,7 +73,7 @@ def test_json_has_drafts_and_segments_with_times(listening):
 
 def test_other_rates_are_heard_as_well(listening):
     samples = np.frombuffer(raw("corner"), "<i2")
-    twice = np.repeat(samples, 2).tobytes()  # 32 kHz, as a cheap device would
+    twice = np.repeat(samples, 2).tobytes()  # 32 kHz, as a cheap device would make it
     out, _ = listening("--rate", "32000").communicate(twice)
     assert out.decode() == f"{CORNER}\n"
 
@@ -87,7 +87,7 @@ def test_on_a_terminal_the_last_line_is_what_is_being_said(listening):
     process.stdin.flush()
     shown = os.read(own, 1000)
     process.communicate(raw(pause=1.0))
-    with contextlib.suppress(OSError):  # its end, on Linux
+    with contextlib.suppress(OSError):  # how Linux signals the end of a terminal
         while block := os.read(own, 1000):
             shown += block
     os.close(own)
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_it_after_what_was_said(listening, ctrl_c):
     process = listening(python=sys.executable)
     process.stdin.write(raw("corner") + raw("glass", pause=0.1))
     process.stdin.flush()
-    assert process.stdout.readline().decode() == f"{CORNER}\n"  # it listens
+    assert process.stdout.readline().decode() == f"{CORNER}\n"  # it is listening
     process.send_signal(signal.SIGINT)
     assert process.stdout.read().decode() == f"{GLASS}\n"
     assert process.wait() == 0 and process.stderr.read() == b""

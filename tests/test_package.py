@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The wheel's content, on its own."""
+    """The unpacked wheel, on its own."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

@@ -7,7 +7,7 @@ from asr.decode.observation import Observation, TimedWord
 
 @pytest.fixture
 def observation() -> Observation:
-    """Twelve frames in which "hi yo" was heard; one head of the decoder follows, the other looks everywhere."""
+    """Twelve frames in which "hi yo" was heard; one decoder head follows the speech, the other looks everywhere."""
     tokens = ["\u2423hi", "\u2423yo", "<eos>"]
     ctc = torch.full((12, 4), 0.01)
     ctc[:, 0] = 0.97

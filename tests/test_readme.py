@@ -1,6 +1,6 @@
 """The README's commands and examples run, so that they cannot rot.
 
-Trainings are shortened to one epoch of a tiny model; what sets up environments and runs the tests is CI's part."""
+Trainings are shortened to one epoch of a tiny model; CI covers the setup of environments and the tests."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ def commands() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A folder like a user's, with a few utterances of the shipped data, a corpus of one's own and a recording."""
+    """A folder like a user's, with a few utterances of the shipped data, the user's own corpus and a recording."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "data" / "digits").mkdir(parents=True)
     with tarfile.open(resource("data", "digits", "dev.tar")) as shipped:
@@ -59,14 +59,14 @@ def workplace(tmp_path_factory):
             small.add(folder / name, name)
     for samples in (folder / "data" / "samples", folder / "sounds"):
         shutil.copytree(resource("data", "samples"), samples)
-    for name in ("talk.mp3", "file.wav", "a.wav", "b.wav"):  # what a file holds is seen from its content
+    for name in ("talk.mp3", "file.wav", "a.wav", "b.wav"):  # the format is detected from the content
         shutil.copy(folder / names[0], folder / name)
     write_whisper(folder)
     return folder
 
 
 def write_whisper(folder) -> None:
-    """`tiny.en.pt` as OpenAI writes it, but tinier and with random weights, and `gpt2.tiktoken` of the 256 bytes."""
+    """Writes `tiny.en.pt` as OpenAI does, but tinier and with random weights, and `gpt2.tiktoken` of the 256 bytes."""
     tokens = [bytes([i]) for i in range(256)]
     lines = [f"{base64.b64encode(token).decode()} {i}" for i, token in enumerate(tokens)]
     (folder / "gpt2.tiktoken").write_text("\n".join(lines))

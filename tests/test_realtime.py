@@ -33,7 +33,7 @@ class Client:
 
     def speak(self, samples: np.ndarray) -> None:
         raw = (samples * 32768).astype("<i2").tobytes()
-        for begin in range(0, len(raw), 10_001):  # not the ends of samples
+        for begin in range(0, len(raw), 10_001):  # not at the boundaries of samples
             audio = base64.b64encode(raw[begin : begin + 10_001]).decode()
             self.say("input_audio_buffer.append", audio=audio)
 
@@ -42,7 +42,7 @@ class Client:
         return self.hear()[-1]
 
     def hear(self, last: str = "session.updated") -> list[dict]:
-        """The events up to one of that type, or to an error."""
+        """The events up to one of type `last`, or up to an error."""
         events = [{"type": ""}]
         while events[-1]["type"] not in (last, "error"):
             events.append(json.loads(self.connection.recv(timeout=30)))
@@ -60,7 +60,7 @@ def address(server, monkeypatch) -> str:
 
 @pytest.fixture
 def client(address) -> Iterator[Client]:
-    """One that sends the samples that a recogniser hears."""
+    """A client that sends its samples at the rate of the recogniser."""
     with connect(address) as connection:
         client = Client(connection)
         [created] = client.hear("session.created")
@@ -94,7 +94,7 @@ def test_words_come_as_they_are_settled(client, monkeypatch):
         Heard(start=0.5, settled="a man with a", tentative="bag"),
         Heard([Segment(0.5, 2.0, "a man with a dog", 0.0)]),
         Heard(start=3.0, tentative="cough"),
-        Heard(),  # it was none
+        Heard(),  # it was not speech
     ]
 
     def listen(own: Recognizer, blocks: Iterator[np.ndarray], *settings, **others) -> Iterator[Heard]:
@@ -162,7 +162,7 @@ def test_a_commit_of_silence_is_answered(client):
     for before in (SILENCE, np.concatenate([noise(0.8), SILENCE])):
         client.speak(before)
         if before.any():
-            assert client.completed()[-1]["transcript"]  # by its pause
+            assert client.completed()[-1]["transcript"]  # ended by the pause
             client.speak(SILENCE)
         client.say("input_audio_buffer.commit")
         assert client.completed()[-1]["transcript"] == ""
@@ -285,7 +285,7 @@ def test_more_connections_than_there_may_be_are_told_to_come_again(client, addre
         assert closed.value.rcvd.code == 1013
         assert requests.get(f"{server}/health", timeout=60).json() == {"status": "ok"}
     deadline = time.monotonic() + 30
-    while True:  # until the second has been missed
+    while True:  # until the server notices that the second is gone
         with connect(address) as again:
             try:
                 assert json.loads(again.recv(timeout=30))["type"] == "session.created"
@@ -296,7 +296,7 @@ def test_more_connections_than_there_may_be_are_told_to_come_again(client, addre
 
 
 def test_who_goes_in_the_middle_of_a_word_leaves_nothing_behind(address, served):
-    for _ in range(6):  # of which two at a time would be too many, if they stayed
+    for _ in range(6):  # if these connections stayed, they would soon be too many
         with connect(address) as connection:
             client = Client(connection)
             client.hear("session.created")

@@ -1,4 +1,4 @@
-"""The command that serves: what it says, and how it ends."""
+"""The serving command: what it says, and how it ends."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def test_it_answers_until_it_is_told_to_end_and_waits_for_no_upload_for_ever(fil
             server = (programs / "pid").read_text()
             [process] = Path(f"/proc/{server}/task/{server}/children").read_text().split()
             os.kill(int(process), signal.SIGTERM)
-            said = caller.stderr.read()  # until it has ended
+            said = caller.stderr.read()  # returns when the server has ended
     assert "Finished server process" in said and "499" not in said and "ClientDisconnect" not in said
 
 

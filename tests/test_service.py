@@ -40,7 +40,7 @@ def test_verbose_json_has_segments_and_if_asked_for_all_words_in_one_list(server
     found = ask(server, files / "a.wav", response_format="verbose_json", language="en").json()
     [segment] = known["segments"]
     assert segment["words"] and segment["words"][0]["start"] >= 0
-    more = {"id": 0, "avg_logprob": found["segments"][0]["avg_logprob"], **OF_WHISPER}  # what strict clients ask for
+    more = {"id": 0, "avg_logprob": found["segments"][0]["avg_logprob"], **OF_WHISPER}  # strict clients require it
     assert more["avg_logprob"] < 0
     assert found == known | {"task": "transcribe", "language": "en", "segments": [segment | more]}
     asked = {"response_format": "verbose_json", "language": "en", "timestamp_granularities[]": ["word", "segment"]}
@@ -139,7 +139,7 @@ def test_a_fault_of_the_server_is_no_fault_of_the_request(server, files, monkeyp
 
 @pytest.fixture
 def slow(served, monkeypatch):
-    """Batches that have begun, and what lets them go on."""
+    """An event that is set when a batch has started, an event that lets it continue, and the sizes of the batches."""
     began, go_on, batches, recognize = threading.Event(), threading.Event(), [], served.recognize
 
     def wait(inputs):

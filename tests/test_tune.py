@@ -19,9 +19,9 @@ from tests.test_commands import call
 
 def test_tuning_writes_what_the_other_commands_then_do(files):
     options = ["--model", files / "model", "--ctc-weights", 0.3, 1.0, "--beam-size", 2, "--write"]
-    options += ["--lm-weights", 0, "--ilm-weights", 0]  # which needs no language model
+    options += ["--lm-weights", 0, "--ilm-weights", 0]  # weights of 0 need no language model
     (files / "names.txt").write_text("bad\n")
-    options += ["--phrases", files / "names.txt"]  # of this dev set: not kept
+    options += ["--phrases", files / "names.txt"]  # for this dev set only: not saved
     options += ["--piece-seconds", 4]
     done = call("asr.tune", files, *options)
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def test_without_the_language_model_all_weights_of_the_internal_one_are_one_row(
     best, heard = best_options(recognizer, None, {"lm_weight": [0.0, 0.3], "ilm_weight": [0.0, 0.2, 0.4]})
     rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == [["| 0", "0"], ["| 0.3", "0"], ["| 0.3", "0.2"], ["| 0.3", "0.4"]]
-    assert best.nbest == 1 and heard is scored  # the first is no matter of the model
+    assert best.nbest == 1 and heard is scored  # nbest is not a property of the model
 
 
 def test_what_the_model_has_not_or_cannot_be_written_is_said_before_any_work(files, tiny_config, monkeypatch):
@@ -91,7 +91,7 @@ def test_what_makes_no_difference_to_a_strategy_is_not_tuned(files, strategy, fl
 
 
 def test_words_of_scripts_without_spaces_are_right_where_all_of_their_letters_are():
-    """The token of two letters has its second right always, and its first where it scored high."""
+    """In the token of two letters the second is always right, and the first is right where the token scored high."""
     heard = [[("天気", -2.0), ("は", -0.1)]] * 4 + [[("天気", -0.1), ("は", -0.1)]] * 2
     transcripts = [
         Transcript("", segments=[Segment(0.0, 1.0, "", 0.0, words=[Word(t, 0.5, token_scores=(s,)) for t, s in row])])

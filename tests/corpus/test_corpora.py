@@ -88,7 +88,7 @@ def test_texts_without_names_are_called_by_file_and_line(tmp_path, caplog):
     assert "left out b.jsonl line 2" in caplog.text and "an empty source" in caplog.text
 
 
-@pytest.mark.parametrize("here", ["", "./"])  # as `tar -cf m.tar .` calls what it packs
+@pytest.mark.parametrize("here", ["", "./"])  # as `tar -cf m.tar .` names its members
 def test_a_manifest_inside_a_tar_is_read_in_place(tmp_path, tone, here):
     text = manifest(
         [{"id": "a", "audio_filepath": "./a.flac", "text": "one"}, {"audio_filepath": "b.flac", "text": "two"}]
@@ -101,7 +101,7 @@ def test_a_manifest_inside_a_tar_is_read_in_place(tmp_path, tone, here):
 
 
 def test_several_utterances_of_one_file(tmp_path, tone):
-    """As NeMo writes them: no id, but an offset."""
+    """As NeMo writes them: without an id, but with an offset."""
     write(tmp_path / "a.wav", tone(3.05))
     entries = [{"audio_filepath": "a.wav", "text": "one", "offset": float(i), "duration": 1.0} for i in range(3)]
     (tmp_path / "m.jsonl").write_text(manifest(entries))
@@ -122,7 +122,7 @@ def test_the_header_of_a_file_is_read_once_for_all_of_its_utterances(tmp_path, t
 def test_lines_of_a_manifest_end_where_jsons_do(tmp_path, tone):
     entry = json.dumps({"id": "a", "audio_filepath": "a.wav", "text": "one\u2028two"}, ensure_ascii=False)
     write(tmp_path / "a.wav", tone(1.0))
-    (tmp_path / "m.jsonl").write_text("\ufeff" + entry + "\n", encoding="utf-8")  # Windows begins a file so
+    (tmp_path / "m.jsonl").write_text("\ufeff" + entry + "\n", encoding="utf-8")  # files start this way on Windows
     write_tar(tmp_path / "m.tar", {"manifest.jsonl": (entry + "\n").encode(), "a.wav": flac(tone(1.0))})
     for name in ("m.jsonl", "m.tar"):
         assert summary(open_corpus(tmp_path / name)) == {"a": ("one\u2028two", 1.0)}
@@ -132,7 +132,7 @@ def test_a_text_in_another_encoding_is_named(tmp_path, tone, caplog):
     for name in "ab":
         write(tmp_path / f"{name}.wav", tone(1.0))
         (tmp_path / f"{name}.txt").write_bytes("café".encode("latin-1" if name == "a" else "utf-8"))
-    assert summary(open_corpus(tmp_path)) == {"b": ("café", 1.0)}  # one of many
+    assert summary(open_corpus(tmp_path)) == {"b": ("café", 1.0)}  # one bad file among others is left out
     assert "a.txt, line 1: not text in UTF-8" in caplog.text
     (tmp_path / "m.jsonl").write_bytes('{"audio_filepath": "a.wav", "text": "café"}'.encode("latin-1"))
     (tmp_path / "an4").mkdir()
@@ -219,7 +219,7 @@ def test_a_sound_that_ends_before_its_transcript_is_left_out(tmp_path, tone, cap
     assert "left out torn" in caplog.text and "1.00 s of the 4.00 s that it should have" in caplog.text
     (tmp_path / "m.jsonl").write_text(manifest([entry]))
     cuts = open_corpus(tmp_path / "m.jsonl")
-    write(tmp_path / "a.wav", tone(0.3))  # as of an MP3 whose header counts what a broken copy lacks
+    write(tmp_path / "a.wav", tone(0.3))  # as in a broken MP3 whose header counts what is missing
     assert list(iterate(cuts)) == []
 
 
@@ -306,7 +306,7 @@ def test_utterances_of_one_name_in_two_corpora_are_told_apart_and_a_corpus_may_b
 
 
 def test_parts_of_a_long_file_are_read_alone(tmp_path, tone, monkeypatch):
-    """The form of most corpora of talks: every utterance a part of an hour."""
+    """As in most corpora of talks, where each utterance is part of an hour."""
     rng, decoded, read = np.random.default_rng(0), [], soundfile.SoundFile.read
 
     def watched(self, frames, *rest, **settings):
@@ -378,7 +378,7 @@ def test_a_speaker_may_be_a_number(tmp_path, tone):
     assert [cut.supervisions[0].speaker for cut in open_corpus(tmp_path / "m.jsonl")] == ["0", "84", None]
 
 
-@pytest.mark.parametrize("length", [{"duration": 1.0}, {}])  # without one it is what there is
+@pytest.mark.parametrize("length", [{"duration": 1.0}, {}])  # without a duration, up to the end of the file
 def test_an_offset_is_where_the_utterance_begins(tmp_path, tone, length):
     write(tmp_path / "a.wav", np.concatenate([tone(1.0, 300), tone(1.0, 900)]))
     entry = {"audio_filepath": "a.wav", "text": "second", "offset": 1.0, **length}

@@ -39,7 +39,7 @@ def test_cuts_made_elsewhere_must_be_what_their_file_holds(tmp_path, tone, make)
 
 
 def test_a_cut_made_elsewhere_is_of_its_own_channel(tmp_path, tone):
-    """As of a telephone call with a speaker in each."""
+    """As in a telephone call with one speaker per channel."""
     sides = tone(1.0, 440), tone(1.0, 880)
     soundfile.write(tmp_path / "call.wav", np.stack(sides, axis=1), 16_000, subtype="FLOAT")
     recording = Recording.from_file(tmp_path / "call.wav")
@@ -50,7 +50,7 @@ def test_a_cut_made_elsewhere_is_of_its_own_channel(tmp_path, tone):
     for i in (0, 1):
         np.testing.assert_allclose(heard[f"c{i}"], sides[i], atol=1e-6)
     copied = write_shards(open_corpus(tmp_path / "cuts.jsonl.gz"), tmp_path / "shards", 2)
-    assert [(cut.channel, cut.supervisions[0].channel) for cut in copied] == [(0, 0)] * 2  # which a copy alone has
+    assert [(cut.channel, cut.supervisions[0].channel) for cut in copied] == [(0, 0)] * 2  # the only channel of a copy
 
 
 def test_cuts_made_elsewhere_may_be_of_another_rate(tmp_path, tone):

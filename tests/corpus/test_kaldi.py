@@ -10,7 +10,7 @@ from asr.corpus import iterate, open_corpus
 
 @pytest.fixture
 def data(tmp_path, tone):
-    """`data/train` of two recordings, whose files lie beside `data`."""
+    """Writes files of a `data/train` with two recordings, whose audio lies next to `data`."""
     (tmp_path / "downloads").mkdir()
     (tmp_path / "data" / "train").mkdir(parents=True)
     for name in "ab":

@@ -13,14 +13,14 @@ from tests.conftest import write_librispeech
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`, and parts of them; counts the bytes of archives that it sent."""
+    """Serves `files`, or parts of them, and counts the bytes of archives that it has sent."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.sent = 0
-        self.failures = 0  # requests that are to fail
-        self.broken = ""  # the kind of file that ends in its middle
+        self.failures = 0  # how many requests will fail
+        self.broken = ""  # the suffix of files that break off in the middle
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content) - first))
         self.end_headers()
         if self.path.endswith(".gz"):
-            self.server.sent += len(content) - first  # before the client has all of it and looks
+            self.server.sent += len(content) - first  # counted before the client has everything and looks
         broken = self.server.broken and self.path.endswith(self.server.broken)
         self.wfile.write(content[first : len(content) // 2 if broken else None])
 
@@ -104,7 +104,7 @@ def test_a_download_that_the_server_ends_early_goes_on_too(server, tmp_path):
 
 
 def test_what_was_there_before_stays(server, tmp_path):
-    """A folder unpacked by hand is not touched, a whole archive is neither fetched nor deleted."""
+    """A folder unpacked by hand is not touched; a complete archive is neither fetched nor deleted."""
     whole = server.files["/31/dev-clean-2.tar.gz"]
     archive, place = tmp_path / "dev-clean-2.tar.gz", tmp_path / "LibriSpeech" / "dev-clean-2"
     archive.write_bytes(whole)

@@ -110,7 +110,7 @@ def test_decoded_sound_of_one_corpus_is_not_written_over_that_of_another(tmp_pat
 
 
 def test_decoded_sound_stays_in_its_folder_whatever_utterances_are_called(tmp_path, tone, monkeypatch):
-    """A manifest may name files beside its folder; without an id they are called by that."""
+    """A manifest may name files outside its folder; utterances without an id are called by the name of their file."""
     (tmp_path / "lists").mkdir()
     write(tmp_path / "a.wav", tone(1.0))
     entries = [{"audio_filepath": "../a.wav", "text": "one"}]

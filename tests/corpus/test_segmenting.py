@@ -10,7 +10,7 @@ from asr.corpus.segmenting import EARLIEST, MARGIN, segment
 
 
 def talk(gaps, start=0.0):
-    """A recording of words of 0.4 s, each after a gap of so many seconds; and a second of silence at its end."""
+    """A recording of words of 0.4 s, each after one of `gaps` (seconds), with a second of silence at the end."""
     words, place = [], 0.0
     for i, gap in enumerate(gaps):
         words.append(AlignmentItem(f"w{i}", round(place + gap, 3), 0.4))
@@ -42,12 +42,12 @@ def test_a_part_ends_in_the_longest_pause_that_it_reaches():
     gaps = [0.1] * 40
     gaps[5] = 3.0  # too early: a part would have hardly any words
     gaps[11] = 0.9
-    gaps[13] = 3.0  # so is this one
+    gaps[13] = 3.0  # too early for the second part
     gaps[16] = 0.9
     first, second, *_ = segment(talk(gaps), 10.0)
     assert first.supervisions[0].text.split()[-1] == "w10" and first.duration >= EARLIEST * 10.0
     assert second.supervisions[0].text.split()[-1] == "w15"
-    assert second.supervisions[0].alignment["word"][0].start == pytest.approx(MARGIN)  # of the pause as much stays
+    assert second.supervisions[0].alignment["word"][0].start == pytest.approx(MARGIN)  # this much of the pause stays
 
 
 def test_a_word_that_is_longer_than_a_part_may_be_is_one_by_itself():

@@ -18,7 +18,7 @@ from tests.corpus.test_librispeech import Server
 
 @pytest.fixture
 def cuts(tmp_path):
-    """Seven utterances of noise, the longer the later, one of them a part of its file."""
+    """Seven utterances of noise in files of increasing length, one of them a part of its file."""
     rng = np.random.default_rng(0)
     utterances = []
     for i in range(7):
@@ -146,8 +146,8 @@ def test_a_server_in_trouble_is_asked_again_and_then_given_up(cuts, tmp_path, se
     [cut, *_] = write_shards(cuts, tmp_path / "shards", size=7)
     server.files["/recording.tar"] = (tmp_path / "shards" / "shar" / "recording.000000.tar").read_bytes()
     cut.recording.sources[0].source = f"{server.url}/recording.tar"
-    server.failures = failures  # 503, and connections that break off
-    if failures < 3:  # of a connection that breaks off, aiohttp asks once more by itself
+    server.failures = failures  # error 503 and broken connections in turn
+    if failures < 3:  # after a broken connection, aiohttp itself asks once more
         np.testing.assert_array_equal(read_cut(cut), read_cut(cuts[0]))
     else:
         assert not list(iterate([cut]))  # left out, by name
@@ -219,7 +219,7 @@ def test_a_server_that_sends_whole_files_is_refused(cuts, tmp_path, server, monk
         read_cut(cut)
     for file in (tmp_path / "shards").rglob("*.*"):
         server.files[f"/{file.relative_to(tmp_path / 'shards')}"] = file.read_bytes()
-    with pytest.raises(ValueError, match="does not support range requests"):  # before any of it is trained on
+    with pytest.raises(ValueError, match="does not support range requests"):  # before any training on it
         open_corpus(server.url)
 
 

@@ -16,7 +16,7 @@ PITCH = {"low": 200.0, "middle": 800.0, "high": 3200.0}
 
 @pytest.fixture
 def spoken(tmp_path, tone):
-    """Makes cuts of which each word is a tone of 0.3 s of its own pitch, with 0.2 s of silence around each."""
+    """Makes cuts in which each word is a 0.3 s tone of its own pitch, with 0.2 s of silence around it by default."""
 
     def make(*texts: str, speakers: str | None = None, gap: float = 0.2) -> CutSet:
         utterances, times = [], []
@@ -38,7 +38,7 @@ def spoken(tmp_path, tone):
 
 
 def heard(samples: np.ndarray) -> str:
-    """The words of `spoken`, from the pitch of each stretch of sound."""
+    """The words of audio from `spoken`, recognised by the pitch of each loud stretch."""
     words, loud = [], np.abs(samples) > 0.01
     loud = np.convolve(loud, np.ones(400), "same") > 0
     edges = np.flatnonzero(np.diff(loud.astype(int), prepend=0, append=0))
@@ -80,7 +80,7 @@ def test_a_share_of_one_changes_nearly_all_words(spoken):
         for cut, text, _ in splice(cuts, 1.0, random.Random(seed)):
             changed += sum(a != b for a, b in zip(text.split(), cut.supervisions[0].text.split(), strict=True))
             total += 3
-    assert 0.5 < changed / total < 0.8  # of three words each is drawn with about the same probability
+    assert 0.5 < changed / total < 0.8  # each of the three words is drawn with about the same probability
 
 
 def test_speakers_keep_to_their_own_words(spoken):

@@ -25,7 +25,7 @@ def test_calibrating_makes_confidences_tell_the_rate():
     rng = np.random.default_rng(0)
     means = -rng.exponential(0.5, 4000)
     scores = [[m, 2 * m] for m in means]
-    right = rng.random(4000) < 1 / (1 + np.exp(-(2.0 + 3.0 * means)))  # overconfident before
+    right = rng.random(4000) < 1 / (1 + np.exp(-(2.0 + 3.0 * means)))  # overconfident before calibration
     calibration = Calibration.fit(scores[:2000], right[:2000].tolist())
     errors = [expected_calibration_error(word_confidences(scores[2000:], c), right[2000:]) for c in (None, calibration)]
     assert errors[1] < 0.03 < errors[0]

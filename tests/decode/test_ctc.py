@@ -99,7 +99,7 @@ def test_the_window_holds_the_hindmost_hypothesis_and_the_foremost():
     log_probs = confident({10: 4, 20: 5, 30: 6, 40: 7, 50: 4, 60: 5}, 100, 30.0)
     log_probs[0, [10, 20], BLANK] = log_probs[0, [10, 20], [4, 5]] = math.log(0.5)
     exact = CTCPrefixScorer.of(log_probs, torch.tensor([100]))
-    said = torch.zeros(1, 2, dtype=torch.long), torch.tensor([[4, 6]])  # the second has left out what is in doubt
+    said = torch.zeros(1, 2, dtype=torch.long), torch.tensor([[4, 6]])  # the second has left out the doubtful labels
     whole = exact.advance(exact.start(2), *said)
     scorer, state = exact.follow(whole, 1)
     assert 0 < scorer.begin < 10 and 40 < scorer.end < 100
@@ -113,7 +113,7 @@ def test_where_a_window_grows_there_are_blanks_behind_all_prefixes():
     grown, state = short.follow(state, 2)
     assert short.end < grown.end
     for found, right in ((state.total, grown.start(1).total), (state.blank, grown.start(1).blank)):
-        torch.testing.assert_close(found, right)  # the empty prefix has nothing but blanks anyhow
+        torch.testing.assert_close(found, right)  # the empty prefix has only blanks in any case
 
 
 @pytest.mark.parametrize("steps", [4, 8])
@@ -121,14 +121,14 @@ def test_where_a_window_grows_there_are_blanks_behind_all_prefixes():
 @pytest.mark.parametrize("held", [1, 3, 8])
 def test_a_window_holds_what_comes_until_it_moves(held, nats, steps):
     path = [4, 5, 6, 5, 7] * 12
-    places = {10 + i * held + k: label for i, label in enumerate(path) for k in range(held)}  # one behind the other
+    places = {10 + i * held + k: label for i, label in enumerate(path) for k in range(held)}  # without gaps
     log_probs = confident(places, 600, nats)
     exact = scorer = CTCPrefixScorer.of(log_probs, torch.tensor([600]))
     whole, state = exact.start(1), scorer.start(1)
     for step, label in enumerate(path):
         if step % steps == 0:
             scorer, state = scorer.follow(state, steps)
-        if step < 15:  # it reaches to the end as soon as all that comes is near
+        if step < 15:  # the window reaches the end once all remaining labels are near
             assert scorer.end < 10 + (step + 40 * steps / nats + 2 * steps) * held < 600
         found, right = (continued(s)[0, 0] for s in (scorer.score(state), exact.score(whole)))
         assert found.argmax() == right.argmax() == label
@@ -171,7 +171,7 @@ def test_the_greedy_path_merges_repeats_and_drops_blanks():
     log_probs = torch.nn.functional.one_hot(path, 8).float().mul(10).log_softmax(dim=-1)
     found = ctc_greedy(log_probs, torch.tensor([8, 3]))
     assert [best[0].tokens for best in found] == [[4, 4, 5, 6], [5]]
-    frame = log_probs.max().item()  # each is as sure as the others
+    frame = log_probs.max().item()  # all frames are equally sure
     assert [best[0].score for best in found] == pytest.approx([8 * frame, 3 * frame])
     assert [best[0].token_scores for best in found] == [pytest.approx([frame] * n) for n in (4, 1)]
 
@@ -180,4 +180,4 @@ def test_something_is_heard_where_a_label_is_likelier_than_the_blank_and_not_one
     nothing, vague, sure = [0.9, *[0.01] * 10], [0.1, *[0.09] * 8, 0.18, 0.0], [0.3, 0.6, *[0.0125] * 8, 0.0]
     frames = [[nothing, nothing, nothing], [vague, nothing, vague], [nothing, sure, nothing], [nothing, nothing, sure]]
     found = hears_something(torch.tensor(frames).log(), torch.tensor([3, 3, 3, 2]))
-    assert found.tolist() == [False, False, True, False]  # the last one's is padding
+    assert found.tolist() == [False, False, True, False]  # the last utterance has its label in the padding

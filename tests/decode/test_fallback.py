@@ -25,7 +25,7 @@ def model() -> Transformer:
     ("text", "score", "expected"),
     [
         ("it was the best of times it was the worst of times", -1.0, False),
-        ("it was the best of times", -11.0, True),  # ten tokens with the end
+        ("it was the best of times", -11.0, True),  # ten tokens, including the end
         ("it was the best of times", -9.5, False),
         ("la la la la la la la la la la la la la la la la la la la la la la la la", -1.0, True),
         ("", -99.0, False),
@@ -41,7 +41,7 @@ def test_only_the_doubtful_are_drawn_anew_and_what_was_drawn_last_stays(model):
     before = search_with_fallback(model, memory, lens, replace(options, fallback=()), None, lambda h: "")
 
     def text(hypothesis: Hypothesis) -> str:
-        return "a" * 400 if hypothesis.tokens == before[1][0].tokens else ""  # nothing said is never doubtful
+        return "a" * 400 if hypothesis.tokens == before[1][0].tokens else ""  # an empty text is never doubtful
 
     after = search_with_fallback(model, memory, lens, options, None, text)
     assert [best[0].tokens for best in after][::2] == [best[0].tokens for best in before][::2]
@@ -63,7 +63,7 @@ def test_what_is_unlikely_the_decoder_alone_says(model, monkeypatch, beside):
 
 
 def test_draws_follow_the_tempered_distribution(model):
-    """The first token of many draws from one memory, against the decoder's own posteriors."""
+    """Compares the first tokens of many draws from one memory with the decoder's own posteriors."""
     n, temperature = 4000, 0.7
     X = torch.randn(1, 60, 80)
     options = DecodeOptions("greedy", beam_size=1, temperature=temperature)

@@ -1,4 +1,4 @@
-"""What is exported computes what the model does, whatever the model is."""
+"""Exported graphs compute what the model computes, for every kind of model."""
 
 import math
 from dataclasses import replace
@@ -37,12 +37,12 @@ KINDS = MODELS | {
 
 
 def of_kind(kind: str, layers: int = 2) -> Recognizer:
-    """Random weights."""
+    """A recogniser whose model is of this kind, with random weights."""
     features, fields = KINDS[kind]
     config = replace(TINY, encoder_layers=layers, decoder_layers=layers, **fields)
     model = SpeechModel(features, Transformer(config), CharTokenizer(LETTERS))
     for parameter in model.parameters():
-        if parameter.dim() == 1:  # norms and biases begin as if they were not there
+        if parameter.dim() == 1:  # at the start, norms and biases have no effect
             nn.init.normal_(parameter, mean=1.0, std=0.1)
     return Recognizer(model, precision="float32")
 
@@ -79,7 +79,7 @@ def test_what_is_no_number_or_has_another_length_is_not_the_same():
 def test_where_nothing_is_heard_there_is_nothing_to_attend_to(tiny_model, noise_is_heard, monkeypatch):
     encoder = EncoderGraph(tiny_model)
     sounds = torch.randn(3, 16_000) * torch.tensor([0.1, 1e-4, 0.1])[:, None]  # the second is silence
-    lens = torch.tensor([16_000, 16_000, 300])  # the third is less than a frame
+    lens = torch.tensor([16_000, 16_000, 300])  # the third is shorter than a frame
     assert encoder(sounds, lens)[0].tolist() == [23, 0, 0]
     monkeypatch.setattr("asr.decode.graphs.hears_something", lambda log_probs, lens: torch.zeros(3, dtype=torch.bool))
     assert encoder(sounds, lens)[0].tolist() == [0, 0, 0]

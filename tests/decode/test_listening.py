@@ -1,4 +1,4 @@
-"""Sound that is still coming in: what is known of it, and when."""
+"""Audio that is still coming in: what is known of it, and when."""
 
 import queue
 import threading
@@ -26,7 +26,7 @@ TURNS = np.concatenate([noise(2.0, 1), SILENCE, noise(1.5, 2), SILENCE, noise(1.
 
 @pytest.fixture
 def recognizer(tiny_model, noise_is_heard, monkeypatch) -> Recognizer:
-    """It takes what is loud for speech."""
+    """A recogniser that takes anything loud for speech."""
     monkeypatch.setattr(listening, "SpeechDetector", lambda: loudness)
     with torch.no_grad():
         tiny_model.transformer.ctc.weight.mul_(20)
@@ -45,7 +45,7 @@ def test_a_pause_ends_a_piece_which_is_heard_as_it_would_be_alone(recognizer):
 
 
 def test_drafts_are_of_the_piece_so_far(recognizer):
-    """Every half second, until a pause has lasted for as long."""
+    """A draft is made every half second, until a pause has lasted for as long."""
     drafter, sizes = drafter_of(recognizer, "ctc"), []
 
     def decode(own: Recognizer, inputs: list[np.ndarray]):
@@ -71,7 +71,7 @@ def test_a_slow_draft_leaves_time_to_others(recognizer, monkeypatch):
         return own.recognize(inputs)
 
     list(listen(recognizer, in_blocks(noise(3.9), 2000), drafter, decode=decode, rest=2.0))
-    assert drafts == pytest.approx([0.5, 1.0, 2.0])  # the next would be at 4
+    assert drafts == pytest.approx([0.5, 1.0, 2.0])  # the next would come at 4 s
 
 
 def test_without_a_drafter_only_pieces_are_decoded(recognizer):
@@ -91,7 +91,7 @@ def test_where_nothing_is_said_nothing_is_heard(recognizer, sound):
 
 
 def test_an_hour_at_once_is_decoded_in_turns(recognizer):
-    """What comes from a file, and not from a microphone."""
+    """As when the audio comes from a file, and not from a microphone."""
     most = []
 
     def decode(own: Recognizer, inputs: list[np.ndarray]):
@@ -99,7 +99,7 @@ def test_an_hour_at_once_is_decoded_in_turns(recognizer):
         return own.recognize(inputs)
 
     segments = [s for heard in listen(recognizer, [np.tile(TURNS, 10)], decode=decode) for s in heard.segments]
-    assert len(segments) == 21  # the third of each is followed by the first of the next
+    assert len(segments) == 21  # the third turn of each copy runs into the first of the next
     assert max(most) <= 8.0
 
 

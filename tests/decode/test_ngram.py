@@ -13,7 +13,7 @@ from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 from tests.conftest import LETTERS
 
-# log10 P and, but for the highest order, log10 of the backoff weight
+# log10 P and, except for the highest order, log10 of the backoff weight
 ARPA = """\\data\\
 ngram 1=5
 ngram 2=2
@@ -59,7 +59,7 @@ def test_rescoring_adds_the_weighted_log_probability_and_sorts(ngram):
 
 
 def test_the_recogniser_chooses_among_its_n_best(tiny_model, noise_is_heard):
-    class Averse(NGram):  # to what the model is fond of
+    class Averse(NGram):  # penalises the letter that the model prefers
         def __init__(self):
             pass
 

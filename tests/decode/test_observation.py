@@ -61,7 +61,7 @@ def test_entropy_of_even_and_of_sharp_attention():
 
 def test_diagonality_of_the_diagonal_of_even_attention_and_of_the_far_corner():
     assert float(diagonality(torch.eye(9))) == 1
-    assert float(diagonality(torch.eye(9).flip(0)[:1])) == 0  # the first query at the last key
+    assert float(diagonality(torch.eye(9).flip(0)[:1])) == 0  # the first query looks at the last key
     assert 0.3 < float(diagonality(torch.full((9, 9), 1 / 9))) < 0.7
     two_to_one = torch.zeros(5, 9)
     two_to_one[torch.arange(5), torch.arange(0, 9, 2)] = 1  # fewer queries than keys, as in cross-attention
@@ -120,7 +120,7 @@ def test_doubtful_words_without_speech_were_not_said(shipped, monkeypatch):
 def test_where_ctc_cannot_align_them_words_lie_where_the_decoder_looks(tiny_model, monkeypatch):
     recognizer = Recognizer(tiny_model, DecodeOptions("greedy", beam_size=1, ctc_weight=0), precision="float32")
     sound = np.random.default_rng(0).normal(0, 0.1, 16000).astype(np.float32)
-    letters = tiny_model.tokenizer.encode("aaaaaaaaaa aaaaaaaaaaaa")  # with blanks between more than there are frames
+    letters = tiny_model.tokenizer.encode("aaaaaaaaaa aaaaaaaaaaaa")  # with the blanks between, longer than the frames
     monkeypatch.setattr(recognizer, "search", lambda memory, lens: [[Hypothesis(letters, 0.0, [0.0] * len(letters))]])
     observation = observe(recognizer, sound)
     assert [word.text for word in observation.words] == ["a" * 10, "a" * 12]

@@ -28,7 +28,7 @@ PROGRAM = re.search(
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A recogniser that hears noise, and the folder of its graphs."""
+    """A recogniser that hears something in noise, and the folder of its graphs."""
     folder = tmp_path_factory.mktemp("onnx")
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
@@ -36,7 +36,7 @@ def exported(tmp_path_factory):
             patch.setattr(f"asr.decode.{module}.hears_something", lambda log_probs, lens: lens > 0)
         of_kind("of everything", layers=1).model.save(folder / "model")
         export.main([str(folder / "graphs"), "--model", str(folder / "model")])
-    alone = {"strategy": "greedy", "max_repeats": 1000, "fallback": ()}  # as the graphs are
+    alone = {"strategy": "greedy", "max_repeats": 1000, "fallback": ()}  # as the graphs are used
     return asr.load(folder / "model", precision="float32", **alone), folder / "graphs"
 
 
@@ -103,4 +103,4 @@ def test_whole_numbers_make_graphs_smaller_and_change_little(exported, tmp_path)
     speech = torch.from_numpy(read_audio(resource("data", "samples", "corner.flac")))  # some of its bands are quiet
     inputs = speech[None], torch.tensor([len(speech)])
     wanted, found = (onnx._session(where / onnx.ENCODER)(*inputs)[-1] for where in (folder, tmp_path))
-    assert 1e-3 < (found - wanted).square().mean().sqrt() < 0.15  # mel bands in whole numbers: 0.34
+    assert 1e-3 < (found - wanted).square().mean().sqrt() < 0.15  # 0.34 with the mel bands in whole numbers, too

@@ -1,4 +1,4 @@
-"""Phrases against their definition: a bonus for each token of those that are written to their end, and for no other."""
+"""Phrases against their definition: a bonus for each token of a phrase that is written to its end, and no other."""
 
 import itertools
 import random
@@ -16,7 +16,7 @@ LETTERS = CharTokenizer(list(" abcd"))
 
 
 def total(phrases: Phrases, ids: list[int]) -> float:
-    """What the tables add to a hypothesis, its end included."""
+    """The bonus that the tables add to a hypothesis, its end included."""
     place, earned = torch.tensor([[phrases.start]]), 0.0
     for token in [*ids, EOS]:
         earned += float(phrases.gains[place, token])
@@ -26,24 +26,24 @@ def total(phrases: Phrases, ids: list[int]) -> float:
 
 def test_only_whole_words_of_whole_phrases_earn():
     phrases = Phrases.of([["ab"], ["ab cd"], ["d"]], 2.0, LETTERS, EOS)
-    nothing = total(phrases, LETTERS.encode("c"))  # what all hypotheses have alike
+    nothing = total(phrases, LETTERS.encode("c"))  # what every hypothesis gets
     for text, tokens in (
         ("ab", 3),  # the space before it is a token, too
         ("c ab", 3),
         ("abc", 0),
-        ("ab c", 3),  # of the longer phrase nothing is left
+        ("ab c", 3),  # nothing is left of the longer phrase
         ("ab cd", 6),
         ("ab cda", 3),
         ("cab", 0),
         ("d ab d", 2 + 3 + 2),
         ("ab ab", 6),
-        ("ab d", 3 + 2),  # the space that went on with the longer phrase begins another
+        ("ab d", 3 + 2),  # the space that continued the longer phrase starts another
     ):
         assert total(phrases, LETTERS.encode(text)) - nothing == pytest.approx(2.0 * tokens), text
 
 
 def test_it_is_the_bonus_of_the_phrases_that_stand_in_a_text():
-    """Against a greedy reading of all texts of five words from left to right."""
+    """Compares with a greedy left-to-right reading of random texts of up to four words."""
     said = ["ab", "ab cd", "cd a", "b"]
     phrases, words = Phrases.of([[phrase] for phrase in said], 1.0, LETTERS, EOS), ["a", "ab", "b", "cd", "dd"]
     ways = sorted((phrase.split() for phrase in said), key=len, reverse=True)
@@ -62,7 +62,7 @@ def test_it_is_the_bonus_of_the_phrases_that_stand_in_a_text():
 
 @pytest.mark.parametrize("said", [["a ab cd", "ab"], ["ab cd b a", "cd", "cd b dd"], ["ab b cd", "b cd a", "b"]])
 def test_no_phrase_takes_from_another_what_it_has_earned(said):
-    """Against the most tokens of phrases apart from each other that a text of up to five words has in it."""
+    """Compares with the most tokens that non-overlapping phrases can have in a text of up to five words."""
     phrases, words = Phrases.of([[phrase] for phrase in said], 1.0, LETTERS, EOS), ["a", "ab", "b", "cd", "dd"]
     nothing = total(phrases, [])
 
@@ -84,14 +84,14 @@ def test_a_phrase_within_a_longer_one_that_is_not_said_to_its_end_earns():
         (["san francisco bay area", "francisco", "bay"], "san francisco bay bridge", 14),
         (["san francisco bay area", "francisco", "bay"], "san francisco bay area", 23),
         (["ann", "annabel lee"], "ann smith", 4),
-        (["ann", "annabel lee"], "annabel smith", 0),  # whose name is not ann
+        (["ann", "annabel lee"], "annabel smith", 0),  # annabel is not ann
     ):
         phrases = Phrases.of([[phrase] for phrase in said], 1.0, letters, EOS)
         assert total(phrases, letters.encode(text)) - total(phrases, []) == tokens, text
 
 
 def test_no_token_earns_twice():
-    """A phrase that overlaps with itself does not make a loop pay."""
+    """A phrase that overlaps with itself does not reward a loop."""
     phrases = Phrases.of([["ab ab ab"], ["a b"], ["b a"]], 1.0, LETTERS, EOS)
     nothing = total(phrases, LETTERS.encode("c"))
     for text in ("ab " * 7, "a b " * 5, "b a b a b"):
@@ -152,7 +152,7 @@ def test_subwords_begin_with_their_space():
 
 @pytest.mark.parametrize("kind", ["characters", "subwords"])
 def test_a_phrase_of_a_script_without_spaces_stands_anywhere(kind):
-    """Also where the vocabulary has a space."""
+    """Even if the vocabulary has a space."""
     texts = ["\u6211\u5728 \u5317\u4eac", "\u6211\u5728\u4e0a\u6d77 ok", "\u5317"]
     tokenizer = CharTokenizer.train(texts) if kind == "characters" else SubwordTokenizer.train(texts, 16)
     phrases = Phrases.of([["\u5317\u4eac"]], 1.0, tokenizer, EOS)
@@ -166,7 +166,7 @@ def test_a_phrase_of_a_script_without_spaces_stands_anywhere(kind):
 
 
 def test_more_phrases_than_a_table_can_be_made_of_are_refused(monkeypatch):
-    monkeypatch.setattr("asr.decode.phrases.LARGEST", 4 * len(LETTERS))  # four places: " ab" and where it begins
+    monkeypatch.setattr("asr.decode.phrases.LARGEST", 4 * len(LETTERS))  # four places: the start, and " ab"
     Phrases.of([["ab"]], 1.0, LETTERS, EOS)
     with pytest.raises(ValueError, match="phrases: 2 are too many for a vocabulary of 9 tokens"):
         Phrases.of([["ab"], ["c"]], 1.0, LETTERS, EOS)
@@ -181,7 +181,7 @@ def test_what_cannot_be_written_is_said(caplog):
     "options", [{}, {"ctc_weight": 0.0}, {"strategy": "ctc"}, {"strategy": "rescore"}, {"strategy": "greedy"}]
 )
 def test_a_recogniser_writes_what_it_is_told_to_expect(tiny_model, options, monkeypatch):
-    """The model has random weights: what it hears is moved by a high bonus alone."""
+    """The model has random weights: only a high bonus changes what it hears."""
     monkeypatch.setattr("asr.decode.recognizer.hears_something", lambda log_probs, lens: lens > 0)
     sound = torch.randn(16000, generator=torch.Generator().manual_seed(1)).mul(0.1).numpy()
     base = DecodeOptions(**{"beam_size": 4} | options)
@@ -190,5 +190,5 @@ def test_a_recogniser_writes_what_it_is_told_to_expect(tiny_model, options, monk
     recognizer = Recognizer(tiny_model, told, precision="float32")
     heard = recognizer.transcribe(sound).text
     assert "cab dab" in heard and "cab dab" not in plain
-    recognizer.options = base  # no phrases any more
+    recognizer.options = base  # without phrases again
     assert recognizer.transcribe(sound).text == plain

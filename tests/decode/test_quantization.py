@@ -25,9 +25,9 @@ DTYPES = [torch.float32, torch.bfloat16]
 @torch.inference_mode()
 def test_a_norm_gives_so_many_steps_a_deviation_and_cuts_off_what_is_far_out(dtype):
     norm = nn.LayerNorm(100)
-    nn.init.normal_(norm.weight)  # the gain and bias are the next layer's
+    nn.init.normal_(norm.weight)  # the next layer applies the gain and the bias
     x = 3 + 5 * torch.randn(7, 100)
-    x[0, 0], x[1, 1] = 1e4, -1e4  # nearly ten deviations
+    x[0, 0], x[1, 1] = 1e4, -1e4  # nearly ten standard deviations
     x = x.to(dtype)
     whole = QuantizedNorm(norm, torch.full((100,), float(STEPS)))(x)
     assert whole.dtype == torch.uint8
@@ -43,7 +43,7 @@ def test_a_feature_far_out_that_weighs_little_is_kept():
     norm = layer.ffn_residual.norm
     norm.weight[3], norm.bias[3] = 0.1, 1.0
     x = torch.randn(50, 1, 64)
-    x[::2, :, 3] += 40  # nearly eight deviations, or none
+    x[::2, :, 3] += 40  # nearly eight standard deviations in every second row
     exact = layer.ffn(norm(x))
     quantize(nn.ModuleList([layer]), torch.float32)
     assert (layer.ffn(layer.ffn_residual.norm(x)) - exact).norm() < 0.03 * exact.norm()

@@ -48,7 +48,7 @@ def test_the_duration_is_that_of_the_recording_pauses_included(recognizer):
 
 
 def test_transcripts_come_in_order_and_do_not_depend_on_the_batch(recognizer, monkeypatch):
-    monkeypatch.setattr("asr.decode.ctc.AHEAD", math.inf)  # CTC that has learnt nothing hears every label everywhere
+    monkeypatch.setattr("asr.decode.ctc.AHEAD", math.inf)  # untrained CTC hears every label everywhere
     sounds = [noise(s, seed=i) for i, s in enumerate([3, 1, 7, 0.5, 2, 2, 4, 1, 6, 3] * 3)]
     together = list(recognizer.transcribe_all(sounds))
     for sound, transcript in zip(sounds, together, strict=True):
@@ -132,7 +132,7 @@ def test_where_ctc_hears_nothing_nothing_was_said(recognizer):
     with torch.no_grad():
         recognizer.model.transformer.ctc.bias[BLANK] += 100
     assert all(heard) and [transcript.text for transcript in recognizer.transcribe_all(sounds)] == ["", ""]
-    recognizer.options = DecodeOptions(beam_size=3, ctc_weight=0.0)  # then it is not asked
+    recognizer.options = DecodeOptions(beam_size=3, ctc_weight=0.0)  # then CTC is not asked
     assert all(transcript.text for transcript in recognizer.transcribe_all(sounds))
 
 
@@ -143,7 +143,7 @@ def test_doubtful_words_without_speech_were_not_said(recognizer, monkeypatch):
     assert [transcript.text for transcript in recognizer.transcribe_all(sounds)] == ["", ""]
     assert asked == [len(sound) for sound in sounds]
     asked.clear()
-    recognizer.calibration = Calibration(bias=10, mean=0, least=0)  # now it is sure
+    recognizer.calibration = Calibration(bias=10, mean=0, least=0)  # now the model is sure of its words
     assert all(transcript.text for transcript in recognizer.transcribe_all(sounds)) and not asked
 
 

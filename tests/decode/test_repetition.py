@@ -83,6 +83,6 @@ def test_an_early_end_is_held_against_the_speech_that_ctc_still_hears(memory_and
     monkeypatch.setattr(model, "ctc_log_probs", lambda memory: heard)
     with torch.no_grad():
         model.decoder.output.weight.mul_(0.1)
-        model.decoder.output.bias[EOS] = 4.0  # a decoder that always wants to end
+        model.decoder.output.bias[EOS] = 4.0  # a decoder that always tends to end
     found = [search(model, memory, lens, DecodeOptions(ctc_weight=w))[0][0].tokens for w in (0.0, 0.3)]
     assert found == [[], list(said.values())]

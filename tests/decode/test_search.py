@@ -21,7 +21,7 @@ def transformer() -> Transformer:
         d_model=32, num_heads=4, encoder_layers=1, decoder_layers=2, ffn_dim=64, subsampling_channels=4, vocab_size=7
     )
     model = Transformer(config).eval()
-    with torch.no_grad():  # sharper than at the start, so that hypotheses differ
+    with torch.no_grad():  # sharper than initialised, so that hypotheses differ
         model.decoder.output.bias.normal_()
         model.ctc.weight.mul_(4)
     model.bigram = Bigram.of([[1, 4, 5], [4, 4, 6, 1], [5]], config)
@@ -107,7 +107,7 @@ def test_greedy_search_adds_no_length_bonus(transformer):
 
 
 def test_what_is_rescored_is_what_ctc_finds_with_these_weights(transformer, language_model):
-    """CTC stands for the decoder, too, until that has its say: the language model is no stronger beside it."""
+    """Until the decoder rescores, CTC has its weight, too, so that the language model is no stronger in comparison."""
     weights = {"beam_size": 3, "nbest": 3, "lm_weight": 0.7, "length_bonus": 0.5}
     first = search_features(transformer, X, X_LENS, DecodeOptions("ctc", **weights), language_model)
     found = search_features(transformer, X, X_LENS, DecodeOptions("rescore", ctc_weight=0.1, **weights), language_model)
@@ -195,7 +195,7 @@ def test_what_a_subtracted_score_brings_back_is_waited_for(transformer, language
             output.weight.zero_()
             output.bias.zero_()
         transformer.decoder.output.bias[EOS] = 0.5
-        transformer.bigram.log_probs.zero_()[5, 6] = -10.0  # which 5 alone does not bring
+        transformer.bigram.log_probs.zero_()[5, 6] = -10.0  # 6 after 5 gains, 5 by itself does not
     options = DecodeOptions(beam_size=5, ctc_weight=0.0, lm_weight=0.1, ilm_weight=0.5)
     for looks in ((1, 1), (1000, 1000)):
         monkeypatch.setattr("asr.decode.beam.LOOKS", {"cpu": looks})
@@ -221,15 +221,15 @@ def test_what_its_bonus_would_not_bring_back_is_not_waited_for(transformer, monk
 @pytest.mark.parametrize(
     ("likely", "options", "expected"),
     [
-        ({SOS: {EOS: 0.6, 4: 0.39}, 4: {EOS: 0.99}}, {"nbest": 2}, [[], [4]]),  # which does not overtake the best
-        ({SOS: {EOS: 0.01, 4: 0.98}, 4: {EOS: 0.99}}, {"length_bonus": -1.0}, [[4]]),  # to end there costs no more
+        ({SOS: {EOS: 0.6, 4: 0.39}, 4: {EOS: 0.99}}, {"nbest": 2}, [[], [4]]),  # the second does not overtake the best
+        ({SOS: {EOS: 0.01, 4: 0.98}, 4: {EOS: 0.99}}, {"length_bonus": -1.0}, [[4]]),  # ending costs no further penalty
         ({SOS: {EOS: 0.9, 4: 0.01}, 4: {5: 0.99}, 5: {6: 0.99}, 6: {EOS: 0.99}}, {"phrases": "abc"}, [[4, 5, 6]]),
     ],
 )
 def test_an_utterance_is_not_done_while_its_best_may_still_be_overtaken(
     transformer, monkeypatch, likely, options, expected
 ):
-    """By a decoder that is told what follows each token."""
+    """Uses a decoder with a fixed distribution after each token."""
     following = torch.full((7, 7), 1e-6)
     for token, probabilities in likely.items():
         following[token, list(probabilities)] = torch.tensor(list(probabilities.values()))
@@ -290,7 +290,7 @@ def test_what_does_not_begin_a_transcript_may_stand_further_on(transformer, ctc_
 def test_what_ctc_cannot_align_is_not_found(transformer):
     found = search_features(transformer, X[:1, :11], torch.tensor([11]), DecodeOptions(beam_size=40, nbest=40))[0]
     assert all(h.score > -1e4 for h in found)
-    assert [4, 4] not in [h.tokens for h in found]  # two frames have no room for the blank between
+    assert [4, 4] not in [h.tokens for h in found]  # two frames have no room for the blank between them
 
 
 def test_a_model_that_diverged_gives_the_empty_hypothesis(transformer):
@@ -301,7 +301,7 @@ def test_a_model_that_diverged_gives_the_empty_hypothesis(transformer):
 
 def test_a_hypothesis_is_never_longer_than_the_memory(transformer):
     with torch.no_grad():
-        transformer.decoder.output.bias[EOS] = -20.0  # a decoder that never wants to end, paid by the token
+        transformer.decoder.output.bias[EOS] = -20.0  # a decoder that never tends to end, with a bonus per token
     found = search_features(transformer, X, X_LENS, DecodeOptions(beam_size=3, ctc_weight=0.0, length_bonus=10.0))
     memory_lens = transformer.encoder(X, X_LENS)[1]
     assert [len(best[0].tokens) for best in found] == memory_lens.tolist()
@@ -325,7 +325,7 @@ def test_a_length_bonus_lengthens(transformer):
 @pytest.mark.parametrize("strategy", ["beam", "rescore", "greedy"])
 @torch.inference_mode()
 def test_what_is_masked_out_whole_has_the_score_that_it_has_alone(transformer, strategy):
-    """As noise in which CTC hears nothing, beside a longer recording."""
+    """As is noise in which CTC hears nothing, in a batch with a longer recording."""
     memory, lens, options = torch.randn(1, 9, 32), torch.tensor([0]), DecodeOptions(strategy)
     alone = search(transformer, memory[:, :4], lens, options)[0][0]
     assert search(transformer, memory, lens, options)[0][0].score == pytest.approx(alone.score, abs=1e-5)

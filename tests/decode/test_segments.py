@@ -30,7 +30,7 @@ def in_blocks(samples: np.ndarray, size: int = 100_000):
 
 
 def loudness(samples: np.ndarray) -> np.ndarray:
-    """A detector that takes what is loud for speech, so that the cutting is tested without the detector."""
+    """A detector that takes anything loud for speech, so that the cutting is tested without the real detector."""
     frames = -(-len(samples) // FRAME)
     padded = np.pad(samples, (0, frames * FRAME - len(samples))).reshape(frames, FRAME)
     return (np.abs(padded).mean(axis=1) > 0.01).astype(np.float32) * 0.9
@@ -42,7 +42,7 @@ def loud_is_speech(monkeypatch):
 
 
 def talk(*seconds: float) -> np.ndarray:
-    """Speech and pauses in turn."""
+    """Speech and pauses of these lengths in turn."""
     parts = [(0.1 if i % 2 == 0 else 0.0) * np.ones(round(s * SAMPLE_RATE), np.float32) for i, s in enumerate(seconds)]
     return np.concatenate(parts)
 
@@ -74,7 +74,7 @@ def test_no_speech_is_lost_and_none_is_doubled(loud_is_speech):
         start = round(piece.start * SAMPLE_RATE)
         assert len(piece.samples) <= LONGEST * SAMPLE_RATE
         assert np.array_equal(piece.samples, sound[start : start + len(piece.samples)])
-        assert piece.samples.base is None  # of which it would keep more than it has
+        assert piece.samples.base is None  # a view would keep more audio in memory than the piece has
         covered[start : start + len(piece.samples)] += 1
     assert covered.max() == 1
     assert covered[sound > 0].min() == 1
@@ -144,7 +144,7 @@ def test_the_detector_leaves_the_number_of_threads_as_it_was(monkeypatch):
 
 
 def test_nor_does_it_change_in_between(monkeypatch):
-    """A thread that computes for the first time then would keep it."""
+    """A thread that computes for the first time during a change would keep the changed number."""
     for name in [name for name in sys.modules if name.startswith("silero_vad")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(segments, "_own", threading.local())

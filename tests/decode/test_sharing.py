@@ -1,4 +1,4 @@
-"""Requests of several threads share a recogniser's batches, and nothing else."""
+"""Requests from several threads share a recogniser's batches, and nothing else."""
 
 import re
 import threading
@@ -17,7 +17,7 @@ from tests.decode.test_recognizer import noise
 
 
 class Slow(Recognizer):
-    """Waits before each batch until `go_on` lets it, and keeps what it was given."""
+    """A recogniser that waits for `go_on` before each batch and records the batches."""
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
@@ -47,7 +47,7 @@ def pool(slow):
 
 
 def waiting(shared: SharedRecognizer, count: int) -> None:
-    """Waits until so many pieces wait."""
+    """Waits until `count` pieces are waiting."""
     with shared._changed:
         assert shared._changed.wait_for(lambda: len(shared._waiting) >= count, timeout=30)
 
@@ -62,7 +62,7 @@ def test_what_comes_while_a_batch_is_decoded_is_decoded_in_one(slow, pool):
         waiting(shared, i)
     slow.go_on.release(8)
     found = [transcript.result() for transcript in transcripts]
-    assert slow.batches == [[2.0], [2.0, 1.5, 1.0]]  # three of at most two seconds are the six of a batch
+    assert slow.batches == [[2.0], [2.0, 1.5, 1.0]]  # three of at most two seconds fill a batch of six
     for transcript, sound in zip(found, sounds, strict=True):
         alone = slow.transcribe(sound)
         assert transcript.text == alone.text and transcript.duration == alone.duration
@@ -90,7 +90,7 @@ def test_a_batch_is_no_longer_than_the_recognisers(slow, pool):
         waiting(shared, i)
     slow.go_on.release(8)
     assert all(transcript.result().segments for transcript in transcripts)
-    assert slow.batches == [[2.0], [3.0, 1.0], [2.5, 0.5]]  # padded to its longest, each has at most six seconds
+    assert slow.batches == [[2.0], [3.0, 1.0], [2.5, 0.5]]  # padded to its longest piece, each has at most six seconds
 
 
 def test_requests_of_other_options_have_batches_of_their_own(slow, pool):
@@ -125,7 +125,7 @@ def test_a_long_recording_is_decoded_in_whole_batches(slow):
     slow.go_on.release(100)
     transcript = SharedRecognizer(slow).transcribe(noise(60.0))
     assert len(transcript.segments) == sum(map(len, slow.batches))
-    assert {len(batch) for batch in slow.batches[:-1]} == {2}  # of six seconds and pieces of up to three
+    assert {len(batch) for batch in slow.batches[:-1]} == {2}  # batches of six seconds, pieces of up to three
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), SystemExit(1)])
@@ -139,7 +139,7 @@ def test_what_fails_is_told_and_the_next_is_decoded(slow, monkeypatch, error):
         patch.setattr(slow, "recognize", failing)
         with pytest.raises(RuntimeError, match=re.escape(str(error))):
             shared.transcribe(noise(1.0))
-        assert not shared.works()  # what it tries fails, too
+        assert not shared.works()  # its own attempt fails, too
     slow.go_on.release(2)
     assert shared.works() and shared.transcribe(noise(1.0)).segments
 

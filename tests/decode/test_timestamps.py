@@ -8,7 +8,7 @@ from asr.model.config import ModelConfig
 from asr.model.transformer import Transformer
 
 FORBIDDEN = -1e9
-FIRST, EOS = 20, 3  # of a vocabulary of 20 tokens and 101 times
+FIRST, EOS = 20, 3  # for a vocabulary of 20 tokens and 101 times
 CONFIG = ModelConfig(
     vocab_size=FIRST + 101,
     d_model=32,
@@ -24,8 +24,8 @@ CONFIG = ModelConfig(
 
 
 def allowed(tokens: list[int], likely: int = 5) -> set[int]:
-    """What can follow, beside a hypothesis at the last time, where the token `likely` is likelier than all times
-    together."""
+    """The tokens that may follow `tokens` if `likely` is likelier than all times together; the other hypothesis in the
+    beam is at the last time."""
     scores = torch.full((1, 2, CONFIG.vocab_size), -20.0)
     scores[0, 0, likely] = 0.0
     history = torch.tensor([[tokens, [FIRST + 100] * len(tokens)]], dtype=torch.long)
@@ -47,9 +47,9 @@ def test_a_transcript_begins_with_a_time_within_a_second():
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        ([FIRST], TEXT | {18, 19}),  # text after the first time; what is suppressed besides is not judged here
+        ([FIRST], TEXT | {18, 19}),  # text after the first time; other suppressed tokens are not judged here
         ([FIRST, 7], TEXT | {18, 19} | times(1)),  # more text, the end, or a later time
-        ([FIRST, 7, FIRST + 30], {18, 19} | times(30)),  # the end, or a second time that begins what follows
+        ([FIRST, 7, FIRST + 30], {18, 19} | times(30)),  # the end, or a second time, which starts the next segment
         ([FIRST, 7, FIRST + 30, FIRST + 30], TEXT | {18, 19}),
         ([FIRST, 7, FIRST + 30, FIRST + 40, 8], TEXT | {18, 19} | times(41)),
     ],
@@ -60,7 +60,7 @@ def test_times_come_in_pairs_and_never_go_back(tokens, expected):
 
 def test_where_all_times_together_are_likelier_than_any_token_one_comes():
     scores = torch.full((1, 1, CONFIG.vocab_size), -8.0)
-    scores[0, 0, 5] = -4.0  # 101 times at -8 are -3.4 together
+    scores[0, 0, 5] = -4.0  # 101 times at -8 have -3.4 together
     apply_timestamp_rules_(scores, torch.tensor([[[FIRST, 7]]]), CONFIG, FORBIDDEN)
     assert set((scores[0, 0] > FORBIDDEN).nonzero()[:, 0].tolist()) == times(1)
 
@@ -115,7 +115,7 @@ def test_at_its_limit_a_hypothesis_ends_though_a_time_would_be_due(beam_size, li
 
 
 def test_times_are_judged_by_the_posteriors_whatever_the_temperature(monkeypatch):
-    """Where the times have less than the likeliest token, a draw takes one as often as they are likely."""
+    """If all times together are less likely than the likeliest token, a draw gives a time with their probability."""
     model = Transformer(CONFIG).eval()
     probabilities = torch.cat([torch.full((FIRST,), 1e-6), torch.full((101,), 0.1 / 101)])
     probabilities[5] = 0.9
@@ -130,7 +130,7 @@ def test_times_are_judged_by_the_posteriors_whatever_the_temperature(monkeypatch
 
 
 def test_times_become_segments(tiny_model, monkeypatch):
-    """What the search finds is given: three letters, a second's pause, two letters."""
+    """The search is replaced by a given hypothesis: three letters, a pause of one second, two letters."""
     import dataclasses
 
     import numpy as np

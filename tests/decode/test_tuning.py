@@ -39,7 +39,7 @@ def test_a_model_tuned_in_whole_numbers_takes_them_where_they_are_quick(tiny_mod
 def test_a_language_model_lives_in_the_folder_of_its_model(tiny_model, tiny_config, tmp_path):
     tiny_model.save(tmp_path / "asr")
     TextModel(LanguageModel(tiny_config), tiny_model.tokenizer).save(tmp_path / "lm")
-    for lm in (tmp_path / "lm", tmp_path / "asr" / "lm", None):  # a second tuning finds it where it is, or leaves it
+    for lm in (tmp_path / "lm", tmp_path / "asr" / "lm", None):  # a second tuning finds it in place, or leaves it there
         save_tuning(tmp_path / "asr", DecodeOptions(lm_weight=0.5), None, lm)
         recognizer = Recognizer.load(tmp_path / "asr")
         assert recognizer.options.lm_weight == 0.5

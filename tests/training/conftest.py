@@ -10,14 +10,14 @@ from tests.training.tones import options
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch) -> None:
-    """To draw them takes a third of a tiny training; those of models that several tests share and of the
-    commands are drawn."""
+    """Draws no curves, which would take a third of a tiny training, except for models that several tests share and
+    for the commands."""
     monkeypatch.setattr("asr.training.report._plots", lambda panels: "")
 
 
 @pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory) -> tuple[Path, float]:
-    """A model and its WER on dev: one for all processes of tests."""
+    """A model and its WER on dev, shared by all test processes."""
     own = tmp_path_factory.getbasetemp()
     out = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "trained"
     with FileLock(f"{out}.lock"):

@@ -45,7 +45,7 @@ def test_between_two_models_lies_their_weighted_mean():
 
 
 def another(model: SpeechModel, tokenizer=None, **config) -> SpeechModel:
-    """A model of the same shape with random weights of its own, besides `config`."""
+    """A model with its own random weights and the same shape, except for what `tokenizer` and `config` change."""
     tokenizer = tokenizer or model.tokenizer
     shape = replace(model.transformer.config, vocab_size=len(tokenizer), **config)
     return SpeechModel(model.front_end.config, Transformer(shape), tokenizer, model.normalizer_name)
@@ -121,7 +121,7 @@ def test_a_mean_is_not_written_over_what_it_is_of(tiny_model, tmp_path, capsys):
 def test_with_another_dev_set_the_best_epochs_are_chosen_anew(corpus, tmp_path, caplog):
     train(options(corpus, tmp_path, "epochs=2", "validate_every=1"))
     for best in best_checkpoints(tmp_path):
-        best.rename(best.with_name(f"{best.name[:3]}-0.00.ckpt"))  # the best there could be, of an easier set
+        best.rename(best.with_name(f"{best.name[:3]}-0.00.ckpt"))  # the best possible WER, on an easier set
     others = f"data.dev=[{corpus / 'train'}]"
     train(options(corpus, tmp_path, "epochs=3", "validate_every=1", "resume=true", others))
     assert [path.name[:3] for path in best_checkpoints(tmp_path)] == ["002"]
@@ -132,7 +132,7 @@ def test_with_another_dev_set_the_best_epochs_are_chosen_anew(corpus, tmp_path, 
 def test_an_epoch_that_is_repeated_replaces_what_it_had_saved_before_a_kill(corpus, tmp_path):
     train(options(corpus, tmp_path, "epochs=1", "validate_every=1"))
     [best] = best_checkpoints(tmp_path)
-    shutil.copy(best, best.with_name("001-0.00.ckpt"))  # written before the kill, and last.ckpt was not
+    shutil.copy(best, best.with_name("001-0.00.ckpt"))  # written before the kill, unlike last.ckpt
     train(options(corpus, tmp_path, "epochs=2", "validate_every=1", "resume=true", "optimizer.lr=1e-9"))
     assert "001-0.00.ckpt" not in {path.name for path in best_checkpoints(tmp_path)}
 

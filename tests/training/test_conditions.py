@@ -20,7 +20,7 @@ def speech(tone):
 
 @pytest.fixture
 def recordings(tmp_path):
-    """Folders: two noises, one shorter than the speech; an impulse response with an echo."""
+    """Folders with two noises, one shorter than the speech, and an impulse response with an echo."""
     draw = np.random.default_rng(0)
     for name, seconds in (("noises/long", 3.0), ("noises/short", 0.2)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -33,7 +33,7 @@ def recordings(tmp_path):
 
 
 def conditions(folder, **probabilities) -> Conditions:
-    """With the recordings for which there is a probability; other options of SoundConfig, too."""
+    """Conditions with the recordings that have a probability; accepts other options of SoundConfig, too."""
     corpora = {name: [str(folder / name)] for name in ("noises", "rirs") if f"{name[:-1]}_prob" in probabilities}
     return Conditions(SoundConfig(train=["x"], dev=["x"], **corpora, **probabilities))
 
@@ -150,4 +150,4 @@ def test_the_training_meets_with_them_and_the_validation_does_not(recordings, co
     monkeypatch.setattr(Conditions, "__call__", watched)
     noises = [f"data.noises=[{recordings / 'noises'}]", "data.noise_prob=1.0", "data.workers=0"]
     train(options(corpus, recordings / "exp", "epochs=1", *noises))
-    assert heard == 60 * [True]  # the utterances of the training set, once
+    assert heard == 60 * [True]  # each utterance of the training set, once

@@ -35,7 +35,7 @@ def test_buckets_share_the_sound_and_keep_to_the_batch():
         most = int(80 / bucket.seconds)
         batches = -(-size // most)
         assert bucket.utterances <= most and -(-size // bucket.utterances) == batches
-        assert bucket.utterances * batches - size < batches  # the last is nearly as full as the others
+        assert bucket.utterances * batches - size < batches  # the last batch is nearly as full as the others
     sound = np.bincount(np.searchsorted(edges, durations), weights=durations)
     assert np.ptp(sound) < 2 * max(durations)
     padded = edges[np.searchsorted(edges, durations)].sum()
@@ -46,7 +46,7 @@ def test_little_sound_has_few_buckets():
     assert make_buckets([1.0, 3.0, 2.0], 10) == [Bucket(3.0, 3)]
     assert make_buckets([30.0], 10) == [Bucket(30.0, 1)]
     assert make_buckets([2.0] * 96, 10) == [Bucket(2.0, 5)]
-    assert len(make_buckets(np.linspace(1, 3, 55).tolist(), 10)) == 5  # of 110 s, about two batches each
+    assert len(make_buckets(np.linspace(1, 3, 55).tolist(), 10)) == 5  # 110 s, about two batches per bucket
 
 
 def test_the_batches_of_an_epoch_are_counted_without_drawing_them(corpus, tmp_path):
@@ -68,12 +68,12 @@ LIBRISPEECH_960, SMALL = (300, 4800), (120, 360)  # data.batch_seconds and data.
     ("limits", "devices", "each"),
     [
         *((LIBRISPEECH_960, *on) for on in ((1, 300), (8, 300), (16, 300), (20, 240), (64, 75), (400, 30))),
-        # on two devices two batches each, not the one and a half that a batch allows
+        # on two devices, two batches each rather than one and a half full ones
         *((SMALL, *on) for on in ((1, 120), (2, 90), (3, 120), (4, 90), (5, 72), (16, 30))),
     ],
 )
 def test_an_update_has_what_is_asked_for_on_any_number_of_devices(limits, devices, each):
-    """But for the longest utterance, which has a batch anyhow."""
+    """Unless a batch would be too short for the longest utterance."""
     batch, update = limits
     config = SoundConfig(["a"], ["b"], max_seconds=30, batch_seconds=batch, global_batch_seconds=update)
     count, seconds = config.shared_by(devices)
@@ -85,8 +85,8 @@ def test_an_update_has_what_is_asked_for_on_any_number_of_devices(limits, device
     ("longest", "batch", "update", "devices", "expected"),
     [
         (30, 30.4, 91.2, 3, (1, 30.4)),  # 91.2 / (3 x 30.4) is 1.0000000000000002
-        (30, 120, 121, 1, (1, 120)),  # for a second no batch is split
-        (35, 40, 50, 1, (1, 40)),  # nearer to 50 than two batches of 35
+        (30, 120, 121, 1, (1, 120)),  # one second more splits no batch
+        (35, 40, 50, 1, (1, 40)),  # closer to 50 than two batches of 35
         (35, 40, 420, 8, (1, 40)),
         (30, 120, 360, 16, (1, 30)),
     ],
@@ -144,7 +144,7 @@ def test_a_file_that_is_gone_is_named_and_not_each_batch_that_it_was_of(data, tm
 
 
 def test_the_batches_of_an_update_have_one_shape_on_all_devices(corpus, tmp_path):
-    """None waits for another: they are of one bucket, but for leftovers, and are played at one speed."""
+    """No device waits for another: the batches are from one bucket, except leftovers, and played at one speed."""
     config = options(corpus, tmp_path, "data.speeds=[0.9,1.0,1.1]")
     data = SpeechData(config.data, seed=1)
     data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
@@ -175,7 +175,7 @@ def test_shards_are_shuffled_as_a_whole(data, tmp_path):
         shards.append([cut.custom["shard"] for cut in order])
         changes = sum(a != b for a, b in pairwise(shards[-1]))
         assert changes == len(set(shards[-1])) - 1 == 8  # 60 cuts in nine shards
-    assert shards[0] != shards[1] != shards[2]
+    assert len(set(map(tuple, shards))) == 3
 
 
 def test_shards_have_the_utterances_of_the_files(data, tmp_path):
@@ -203,7 +203,7 @@ def test_what_the_encoder_has_no_positions_for_is_left_out(corpus, tmp_path, cap
     assert most(data.train_cuts, slowest) > 22
     data.fit_to(model)
     assert most(data.train_cuts, slowest) <= 22
-    assert most(data.dev_cuts, 1.0) <= 22 < most(data.dev_cuts, slowest)  # which is played as it is
+    assert most(data.dev_cuts, 1.0) <= 22 < most(data.dev_cuts, slowest)  # dev is played as it is
     assert "encoder frames are more than model.max_positions=22" in caplog.text
     train(config)
 
@@ -214,7 +214,7 @@ def test_what_a_file_has_beyond_what_it_is_said_to_have_goes_past_no_bucket(data
     said = [{"audio_filepath": f"{name}.wav", "duration": d, "text": "low"} for name, d in (("a", 1.0), ("b", 0.9))]
     (tmp_path / "rounded.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
     cuts = open_corpus(tmp_path / "rounded.jsonl")
-    for buckets in ([Bucket(1.0, 2)], [Bucket(0.9, 1), Bucket(1.0, 1)]):  # a batch of the dev set may be of several
+    for buckets in ([Bucket(1.0, 2)], [Bucket(0.9, 1), Bucket(1.0, 1)]):  # a dev batch may span several buckets
         batch = data._loader([], [1.0], buckets).dataset[cuts, 1]
         assert batch.inputs.shape == (2, 16000)
         assert sorted(batch.lens.tolist()) == [14400, 16000]

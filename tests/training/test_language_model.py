@@ -1,4 +1,4 @@
-"""A language model from text to the search."""
+"""A language model, from its training on text to its part in the search."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ from tests.test_commands import call
 
 
 def configured(folder: Path) -> LMTrainConfig:
-    """Of a language whose words are ab and cd in turn."""
+    """The options for a language whose words are ab and cd in turn."""
     SpeechModel(FeatureConfig(), Transformer(TINY), CharTokenizer(LETTERS)).save(folder / "asr")
     lines = (" ".join(itertools.islice(itertools.cycle(["ab", "cd"]), n, 2 * n + 1)) for n in range(1, 13))
     (folder / "text.txt").write_text("\n".join(lines) + "\n")
@@ -58,7 +58,7 @@ def learnt(tmp_path_factory) -> tuple[Path, float]:
 
 @pytest.fixture
 def trained(config, learnt):
-    """Each test has a copy of its own, in which a training has ended."""
+    """A training that has ended, copied for each test."""
     shutil.copytree(learnt[0], config.out)
     return config, Path(config.out) / "model", learnt[1]
 
@@ -105,7 +105,7 @@ def test_it_goes_on_from_another(trained, tmp_path):
     config, folder, perplexity = trained
     still = replace(config.optimizer, lr=1e-9)
     further = replace(config, init_from=str(folder), out=str(tmp_path / "more"), epochs=1, optimizer=still)
-    further.model = replace(further.model, d_model=64, dropout=0.5)  # its shape is that of what it goes on from
+    further.model = replace(further.model, d_model=64, dropout=0.5)  # the shape stays that of the initial model
     more, same = train_language_model(further)
     assert math.isclose(same, perplexity, rel_tol=1e-3)
     model = TextModel.load(more).transformer

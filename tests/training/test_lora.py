@@ -1,4 +1,4 @@
-"""Fine-tuning by low-rank adaptation: what comes out is a model folder like any other."""
+"""Fine-tuning by low-rank adaptation: the result is a model folder like any other."""
 
 import logging
 from pathlib import Path

@@ -63,7 +63,7 @@ def test_of_texts_tokens_are_tried_and_no_more_than_have_positions(tmp_path):
     model = build_model(config, build_tokenizer(config.tokenizer, data.texts()))
     data.fit_to(model)
     longest = max(len(model.tokenizer.encode(cut.custom["source"])) for cut in data.train_cuts)
-    assert longest < 46 < 100 * max(cut.duration for cut in data.train_cuts)  # characters
+    assert longest < 46 < 100 * max(cut.duration for cut in data.train_cuts)  # duration counts characters
     tried = largest_sizes(data)
     assert longest <= round(100 * tried[0].seconds) < longest + 8
     module = types.SimpleNamespace(model=model, device=torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Expected word errors: what they are, which way they push, and a training by them."""
+"""Expected word errors: their value, the direction of their gradient, and a training that minimises them."""
 
 from dataclasses import replace
 
@@ -106,7 +106,7 @@ def test_a_trained_model_goes_on_by_its_word_errors(trained, corpus, tmp_path, p
 
 
 def test_every_weight_learns_from_it(corpus, tmp_path, monkeypatch):
-    """In half precision too, whose copies of the weights the search shares."""
+    """In half precision, where the search shares the copies of the weights."""
     from asr.training.module import SpeechTraining
 
     missing = []

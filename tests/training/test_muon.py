@@ -23,7 +23,7 @@ def test_a_matrix_keeps_its_singular_vectors_and_gets_singular_values_near_one(s
     M = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
     U, _, V = torch.linalg.svd(M, full_matrices=False)
     found = orthogonalized(M)
-    assert found.dtype == getattr(torch, precision)  # what the hardware is quick at
+    assert found.dtype == getattr(torch, precision)  # the type that is fast on the hardware
     among_them = U.mT @ found.float() @ V.mT
     values = among_them.diagonal(dim1=1, dim2=2)
     assert values.min() > 0.5 and values.max() < 1.3
@@ -53,7 +53,7 @@ def muon(matrices: list[nn.Parameter], biases: list[nn.Parameter]) -> Muon:
 
 
 def test_matrices_move_as_by_torchs_muon_and_the_rest_as_by_adamw(monkeypatch):
-    monkeypatch.setattr(asr.training.muon, "QUINTICS", [(3.4445, -4.7750, 2.0315)] * 5)  # torch's
+    monkeypatch.setattr(asr.training.muon, "QUINTICS", [(3.4445, -4.7750, 2.0315)] * 5)  # torch's coefficients
     ours, theirs = parameters([*SHAPES, (24,)]), parameters([*SHAPES, (24,)])
     optimizer = muon(ours[:-1], ours[-1:])
     references = [
@@ -101,7 +101,7 @@ def test_what_is_saved_goes_on_alike():
 
 
 def stepped(rank: int, folder: Path) -> None:
-    """Saves where three steps lead, and how many matrices this process orthogonalised in each."""
+    """Saves the matrices after three steps, and how many this process orthogonalised per call."""
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
     matrices = []
     asr.training.muon.orthogonalized = lambda M: matrices.append(len(M)) or orthogonalized(M)
@@ -122,7 +122,7 @@ def test_two_processes_each_orthogonalise_a_share(tmp_path):
     start_processes(stepped, (tmp_path,), nprocs=2, start_method="fork")
     for rank in range(2):
         moved, matrices = torch.load(tmp_path / f"{rank}.pt")
-        assert matrices == 3 * [2, 1, 1]  # of three, of one and of one
+        assert matrices == 3 * [2, 1, 1]  # from groups of three, one and one
         torch.testing.assert_close(moved, after_three_steps())
 
 

@@ -1,4 +1,4 @@
-"""An encoder from sound alone, and what begins from it; a decoder from text alone."""
+"""An encoder trained on audio only, and models that start from it; a decoder trained on text only."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_an_update_of_few_batches_is_as_large_as_one_of_many(sound, tmp_path, mo
     monkeypatch.setattr("asr.training.base.whole_norm", lambda norm: norms.append(float(norm)) or norm)
     settings = ["epochs=2", "optimizer.lr=1e-9", "data.batch_seconds=10", "data.global_batch_seconds=50"]
     pretrain(pretrain_options(sound, tmp_path, *settings))
-    assert len(norms) == 4  # the second and the last are of two batches instead of five
+    assert len(norms) == 4  # the second and the last have two batches instead of five
     assert min(norms) > 0.7 * max(norms)
 
 

@@ -25,7 +25,7 @@ SETTINGS += ["data.workers=0", "data.global_batch_seconds=4", "average=1", "vali
 
 
 def write_eight(folder: Path) -> Path:
-    """Eight utterances of a second, two or four a batch; their transcripts are not equally long."""
+    """Writes eight utterances of one second, for one, two or four per batch, with transcripts of different lengths."""
     t = np.arange(16_000) / 16_000
     for i, word in enumerate(["low", "high"] * 4):
         hertz = (300.0 if word == "low" else 2000.0) + 50 * i
@@ -66,7 +66,7 @@ def assert_same_weights(found: Path, wanted: Path, atol: float) -> None:
         torch.testing.assert_close(found[name], wanted[name], atol=atol, rtol=0, msg=name)
 
 
-STRATEGIES = ("ddp", "fsdp")  # each with all the weights, or with its share of them
+STRATEGIES = ("ddp", "fsdp")  # each process has all the weights, or its share of them
 
 
 def two(strategy: str) -> tuple[str, str]:
@@ -75,7 +75,7 @@ def two(strategy: str) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def trained(train, tmp_path_factory) -> tuple[Path, dict[str, subprocess.CompletedProcess]]:
-    """Trainings by two processes: the folder they lie in, each under its strategy's name, and how they ended."""
+    """Trainings by two processes: their folder, with each under the name of its strategy, and how they ended."""
     folder = write_eight(tmp_path_factory.mktemp("two"))
     return folder, {name: train(folder, folder / name, *two(name), "validate_every=2") for name in STRATEGIES}
 
@@ -87,7 +87,7 @@ def epoch_losses(run: subprocess.CompletedProcess) -> list[float]:
 def test_two_processes_arrive_where_one_does_at_once_or_by_halves(train, trained):
     folder, runs = trained
     runs = {"one": train(folder, folder / "one", "data.batch_seconds=4"), **runs}
-    runs["one_by_halves"] = train(folder, folder / "one_by_halves")  # whose gradients are summed up
+    runs["one_by_halves"] = train(folder, folder / "one_by_halves")  # it accumulates gradients
     halves = ("data.batch_seconds=1", "data.max_seconds=1")
     runs |= {
         f"{name}_by_halves": train(folder, folder / f"{name}_by_halves", *two(name), *halves) for name in STRATEGIES
@@ -96,9 +96,9 @@ def test_two_processes_arrive_where_one_does_at_once_or_by_halves(train, trained
         assert run.returncode == 0, run.stderr
         assert last_checkpoint(folder / name)["global_step"] == 8
         assert_same_weights(folder / name, folder / "one", atol=1e-3)
-        assert run.stderr.count("epoch 4/4") == 1  # the first process speaks for all
+        assert run.stderr.count("epoch 4/4") == 1  # only the first process reports
         assert (folder / name / "model" / "model.safetensors").is_file()
-        assert epoch_losses(run) == pytest.approx(epoch_losses(runs["one"]), abs=1.1e-3)  # of three decimals
+        assert epoch_losses(run) == pytest.approx(epoch_losses(runs["one"]), abs=1.1e-3)  # printed with three decimals
     [final] = {run.stderr.splitlines()[-1].split(" (")[0] for run in runs.values()}
     assert final.startswith("dev WER")
 
@@ -168,7 +168,7 @@ def test_a_batch_that_cannot_be_read_stops_neither_process(train, eight, tmp_pat
     soundfile.write(sound[0], samples, rate)
     sound[1].unlink()
     content = sound[0].read_bytes()
-    sound[0].write_bytes(content[:200] + bytes(len(content) - 200))  # its header says nothing of it
+    sound[0].write_bytes(content[:200] + bytes(len(content) - 200))  # the header does not reveal it
     done = train(eight, tmp_path / "exp", *two("fsdp"), "data.batch_seconds=1", "data.max_seconds=1")
     assert done.returncode == 0, done.stderr
     assert "3.flac" in done.stderr

@@ -337,7 +337,7 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_left_alone(tmp_path, share)
 
 
 def test_updates_are_counted_where_the_optimisers_kernel_looks():
-    """A fused kernel looks on the device, whatever the precision was before; meta stands for a GPU."""
+    """A fused kernel looks on the device, the other one on the CPU; meta stands for a GPU."""
     weight = torch.nn.Parameter(torch.empty(3, 3, device="meta"))
     optimizer = torch.optim.AdamW([weight])
     optimizer.state[weight]["step"] = torch.tensor(7.0)

@@ -1,4 +1,4 @@
-"""Any sequence in, any script out: matrices, text, and transcripts in scripts other than English's."""
+"""Any sequence in, any script out: matrices, text, and transcripts in languages other than English."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ MATRICES = [
 
 
 def short(longest: float, batch: float) -> list[str]:
-    """Options for utterances of at most so many seconds, so many in a batch: many updates for little data."""
+    """Options for utterances of at most `longest` seconds, `batch` seconds per batch: many updates for little data."""
     seconds = {"max_seconds": longest, "batch_seconds": batch, "global_batch_seconds": batch}
     return [f"data.{name}={value}" for name, value in seconds.items()]
 
@@ -73,7 +73,7 @@ def test_text_is_translated_by_the_same_trainer_and_search(translator):
 def test_texts_are_not_padded_beyond_the_positions_that_there_are(translator, tmp_path):
     folder, *_ = translator
     corpora = [f"data.{name}=[{folder / name}.jsonl]" for name in ("train", "dev")]
-    learned = ["model.positions=learned", "model.max_positions=15"]  # no multiple of 8; some texts have as many tokens
+    learned = ["model.positions=learned", "model.max_positions=15"]  # not a multiple of 8; some texts are this long
     train(options(folder, tmp_path, *corpora, *TEXT, *short(0.5, 3), *learned, "epochs=1"))
 
 
@@ -129,7 +129,7 @@ def test_no_step_assumes_english(language, tmp_path):
     for i, text in sentences:
         t = np.arange(round((0.3 + 0.1 * len(text)) * SAMPLE_RATE)) / SAMPLE_RATE
         soundfile.write(tmp_path / f"{i}.wav", 0.3 * np.sin(2 * np.pi * 200 * 1.4**i * t), SAMPLE_RATE)
-    for name, copies in (("train", 10), ("dev", 1)):  # an epoch has its costs: few of many
+    for name, copies in (("train", 10), ("dev", 1)):  # an epoch has a fixed cost: few large ones
         cuts = [
             {"id": f"{i}-{j}", "audio_filepath": f"{i}.wav", "text": text}
             for j in range(copies)
@@ -153,7 +153,7 @@ def test_no_step_assumes_english(language, tmp_path):
 
 
 def one_line(code: int, command, capsys, arguments: list, *words: str) -> None:
-    """That a command ends with `code` and one line on standard error, which has the words in it."""
+    """Asserts that a command ends with `code` and one line on standard error that contains all of `words`."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         command.main([str(argument) for argument in arguments])

@@ -1,4 +1,4 @@
-"""Who trains: devices, and the processes that a cluster has started."""
+"""Where a training runs: devices, and the processes that a cluster has started."""
 
 import pytest
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment

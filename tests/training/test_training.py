@@ -1,4 +1,4 @@
-"""The whole loop on a corpus made on the spot."""
+"""The whole training loop on a corpus made on the spot."""
 
 import importlib.util
 import re
@@ -51,7 +51,7 @@ def test_the_exported_model_transcribes(trained, corpus):
 
 
 def test_an_average_that_is_worse_than_its_best_checkpoint_is_not_exported(corpus, tmp_path, monkeypatch, caplog):
-    """As of the first epochs of a training, which have little in common."""
+    """Such as the average of the first epochs of a training, which have little in common."""
 
     def average(paths):
         weights = average_checkpoints(paths)
@@ -127,9 +127,9 @@ def test_validation_compiles_nothing_its_attention_picture_neither(corpus, tmp_p
             return whole(self, *module)
 
         monkeypatch.setattr(owner, step, noted)
-    torch.compiler.set_stance("force_eager")  # as a validation that fails leaves it
+    torch.compiler.set_stance("force_eager")  # as a failed validation leaves it
     train(options(corpus, tmp_path / "exp", "epochs=2", "compile=true"))
-    at = dict(seen)  # the last time
+    at = dict(seen)  # the last count of each step
     assert at["on_validation_start"] == at["_picture"] == at["on_validation_end"] > 0
     assert [step for step, _ in seen].count("on_validation_start") >= 2
     torch.compile(lambda x: x + 1, backend=(after := CompileCounter()))(torch.ones(2))
@@ -178,7 +178,7 @@ def test_a_file_that_breaks_in_training_is_left_out(corpus, tmp_path, caplog):
 
 
 def test_a_dev_file_that_breaks_does_not_end_the_training(corpus, tmp_path, caplog):
-    """Not even the longest, which is the first batch and whose attention would be drawn."""
+    """Not even the longest file, which is the first batch and would have its attention drawn."""
     dev = write_corpus(tmp_path / "dev", 3, seed=3)
     samples, rate = soundfile.read(dev / "0.wav")
     soundfile.write(dev / "0.flac", np.tile(samples, 20), rate)  # alone in its batch
@@ -232,7 +232,7 @@ def test_a_logger_that_is_not_installed_is_named(corpus, tmp_path, monkeypatch):
 
 
 def test_a_running_mean_of_the_weights_is_what_is_kept(corpus, tmp_path, monkeypatch):
-    """theta' <- d theta' + (1 - d) theta after each update, validated and exported in the place of theta."""
+    """theta' <- d theta' + (1 - d) theta after each update, validated and exported in place of theta."""
     out = tmp_path / "exp"
     prompts, validate = [], SpeechTraining.validation_step
 
@@ -276,10 +276,12 @@ def test_consistency_sees_every_utterance_twice(corpus, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Transformer, "forward", watched)
     train(options(corpus, tmp_path / "exp", "epochs=1", "loss.consistency=0.2"))
-    for X, Y in ((X, Y) for training, X, Y in seen if training):
+    trained = [(X, Y) for training, X, Y in seen if training]
+    assert trained
+    for X, Y in trained:
         first, second = X.chunk(2)
         assert torch.equal(*Y.chunk(2))
-        assert not torch.equal(first, second)  # masks of their own
+        assert not torch.equal(first, second)  # each has its own masks
         unmasked = (first != 0) & (second != 0)
         assert torch.equal(first[unmasked], second[unmasked])
     recorded = torch.load(tmp_path / "exp" / "checkpoints" / "last.ckpt", weights_only=True)["config"]

@@ -18,7 +18,7 @@ def subwords():
 
 
 def exchanged(tokenizer, origin, **known):
-    """Rows that were 7 before, and what comes of them."""
+    """Rows that were filled with 7, after the transfer from `origin`."""
     rows = {name: torch.full((len(tokenizer), *of_origin.shape[1:]), 7.0) for name, of_origin in known.items()}
     transfer_vocabulary(rows, known, tokenizer, origin)
     return rows
@@ -56,7 +56,7 @@ def test_what_only_one_of_the_models_has_stays_as_it_is(characters, subwords):
 def test_the_name_of_a_special_symbol_is_not_what_it_writes(subwords):
     class Other(CharTokenizer):
         def piece(self, token):
-            return super().piece(token).strip("<>")  # has no symbol of that name
+            return super().piece(token).strip("<>")  # no piece has the name of a special symbol
 
     origin = Other(["<", "s", "o", ">"])
     known = torch.zeros(len(origin), 5)

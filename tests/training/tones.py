@@ -1,4 +1,4 @@
-"""A corpus made on the spot, in which spoken digits are tones, one pitch for each word; and options to train on it."""
+"""A corpus made on the spot, in which words are tones, one pitch for each word; and options to train on it."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def write_corpus(folder: Path, utterances: int, seed: int) -> Path:
 
 
 def compose_options(name: str, corpus: Path, out: Path, settings: list[str]) -> Any:
-    """Of `conf/<name>.yaml`, for a corpus with the folders train and dev."""
+    """The options of `conf/<name>.yaml` for a corpus with the folders train and dev."""
     register()
     limits = [f"data.{limit}=10" for limit in ("batch_seconds", "global_batch_seconds", "max_seconds")]
     data = [f"data.train=[{corpus / 'train'}]", f"data.dev=[{corpus / 'dev'}]", f"out={out}", "data.workers=0"]
