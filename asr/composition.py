@@ -156,8 +156,8 @@ def _names(schema: type, above: str = "") -> Iterator[str]:
 
 @contextlib.contextmanager
 def ends_in_one_line(command: str) -> Iterator[None]:
-    """Ends the process with one line for an error that the user can fix (code 2), or if SIGINT or SIGTERM stopped
-    Lightning (130 and 143, as in the shell)."""
+    """Ends the process with one line for an error that the user can fix (code 2), if SIGINT or SIGTERM stopped
+    Lightning (130 and 143, as in the shell), or if another process of the training ended (1)."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError, OmegaConfBaseException) as error:

@@ -30,9 +30,14 @@ class LowRank(nn.Module):
 
 def add_low_rank(model: nn.Module, rank: int, trained: tuple[str, ...] = ()) -> None:
     """Adds two matrices to each linear layer in the encoder's and decoder's layers, except frozen ones, in place. Of
-    all other parameters, only those whose names start with one of `trained` stay trainable."""
+    all other parameters, only those whose names start with one of `trained` stay trainable.
+
+    Raises ValueError for a rank that no product of the two can have."""
     linears = [m for layer in layers_of(model) for m in layer.modules() if isinstance(m, nn.Linear)]
     linears = [linear for linear in linears if linear.weight.requires_grad]
+    most = min((size for linear in linears for size in linear.weight.shape), default=rank)
+    if rank > most:
+        raise ValueError(f"lora_rank={rank} is more than the rank of the model's matrices, {most}: train all weights")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and name.startswith(trained))
     for linear in linears:

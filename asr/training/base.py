@@ -157,9 +157,7 @@ class Training(L.LightningModule):
         other = next((name for name in own if name in saved and saved[name].shape != own[name].shape), None)
         if other:
             shapes = f"{tuple(saved[other].shape)} in the checkpoint and {tuple(own[other].shape)} now"
-            raise ValueError(
-                f"resume=true: {other} is {shapes}; what it started from (init_from, tokenizer) is now another model"
-            )
+            raise ValueError(f"resume=true: {other} is {shapes}; init_from, tokenizer or lora_rank is not what it was")
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._weigh_gradients()

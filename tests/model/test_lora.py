@@ -44,6 +44,12 @@ def test_a_layer_gives_w_x_and_b_a_x():
     assert added.down.shape == (3, TINY.d_model) and added.up.shape == (TINY.ffn_dim, 3)
 
 
+def test_a_rank_that_no_matrix_has_is_refused(model):
+    with pytest.raises(ValueError, match=f"lora_rank={TINY.d_model + 1} is more .*, {TINY.d_model}: train all weights"):
+        add_low_rank(model, TINY.d_model + 1)
+    add_low_rank(model, TINY.d_model)
+
+
 def test_at_first_nothing_is_added(model, inputs):
     before = model(*inputs).log_probs
     add_low_rank(model, 4)
