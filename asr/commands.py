@@ -210,10 +210,15 @@ def say(text: str) -> None:
             sys.stdout.reconfigure(errors="backslashreplace")
             print(text, end="", flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
+        give_up_output()
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
         fail("asr", f"standard output: {error.strerror}", code=1)
+
+
+def give_up_output() -> None:
+    """Discards what is still to be printed, or Python would complain at exit about an output that failed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(command: str, message: object, code: int = 2) -> NoReturn:

@@ -26,7 +26,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from asr.commands import fail
+from asr.commands import fail, give_up_output
 from asr.model.config import PRESETS
 from asr.resources import resource
 from asr.training.config import OF_THE_REST, LMTrainConfig, PretrainConfig, TrainConfig
@@ -121,6 +121,10 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them
     try:
         hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name=config_name)(run)()
+        sys.stdout.flush()
+    except BrokenPipeError:  # `--help | head`
+        give_up_output()
+        sys.exit(1)
     except (HydraException, ValueError) as error:  # the command line could not be composed
         if unknown := re.match(r"Could not override '(.+?)'", str(error)):
             fail(command, _no_such_option(unknown[1], schema))

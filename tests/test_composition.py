@@ -2,6 +2,9 @@
 
 import errno
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +277,13 @@ def test_an_interrupted_training_says_how_to_go_on(corpus, tmp_path, monkeypatch
         train(options(corpus, tmp_path))
     assert ended.value.code == 130
     assert "asr.train: interrupted; resume=true continues\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"]])
+def test_a_reader_that_has_had_enough_ends_it_without_a_word(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "asr.train", *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
