@@ -18,7 +18,11 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="asr-align", description="Finds the times of the words of a transcribed corpus."
     )
-    parser.add_argument("corpus", nargs="+", help="manifest (.jsonl), tar, cuts (.jsonl.gz), AN4 list, folder")
+    parser.add_argument(
+        "corpus",
+        nargs="+",
+        help="manifest (.jsonl), tar, folder, cuts (.jsonl.gz), shards, ... (all forms: asr.corpus --help)",
+    )
     parser.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
     parser.add_argument("--ctm", type=Path, help="also write the times as CTM: utterance, 1, start, duration, word")
     parser.add_argument("--model", help="model folder with CTC (default: the model that ships)")

@@ -23,7 +23,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", required=True, type=Path, help="the model folder to write")
     parser.add_argument(
-        "--dtype", default="float32", choices=["float32", "float16", "int8"], help="of the weights on disk"
+        "--dtype",
+        default="float32",
+        choices=["float32", "float16", "int8"],
+        help="type of the weights on disk (default: float32)",
     )
     return parser
 

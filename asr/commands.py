@@ -30,7 +30,7 @@ def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float |
         help="float32, bfloat16 or int8; auto (default): whatever is fast here, int8 if tuned for it",
     )
     if batch_seconds is not None:
-        at_once = f"seconds decoded at once (default: {batch_seconds:g})"
+        at_once = f"seconds of audio decoded at once (default: {batch_seconds:g})"
         group.add_argument("--batch-seconds", type=float, default=batch_seconds, help=at_once)
     group.add_argument(
         "--piece-seconds", type=float, help="cut longer recordings at their pauses (default: 20, or as in training)"
@@ -49,7 +49,11 @@ def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float |
     group.add_argument("--beam-size", type=int, help="hypotheses kept at each step (default: 10*)")
     group.add_argument("--ctc-weight", type=float, help="share of the CTC score, 0 to 1 (default: 0.3*)")
     group.add_argument("--lm-weight", type=float, help="weight of the language model's score; 0: none (default: 0.3*)")
-    group.add_argument("--ilm-weight", type=float, help="weight of the transcripts' bigram, subtracted (default: 0*)")
+    group.add_argument(
+        "--ilm-weight",
+        type=float,
+        help="weight of the transcripts' bigram to subtract where a language model is added (default: 0*)",
+    )
     group.add_argument("--ngram-weight", type=float, help="weight of the n-gram model's score (default: 0.3*)")
     group.add_argument("--phrases", metavar="FILE", help="phrases to boost, one per line: names, terms")
     group.add_argument("--phrase-weight", type=float, help="bonus for each token of such a phrase (default: 1)")

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-evaluate", description="Word and character error rates on corpora.")
-    parser.add_argument("corpus", nargs="+", help="manifest (.jsonl), tar, cuts (.jsonl.gz), AN4 list, folder")
+    parser.add_argument(
+        "corpus",
+        nargs="+",
+        help="manifest (.jsonl), tar, folder, cuts (.jsonl.gz), shards, ... (all forms: asr.corpus --help)",
+    )
     parser.add_argument(
         "--out", type=Path, help="JSONL to write: id, reference, hypothesis and score of each utterance"
     )

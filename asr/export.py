@@ -15,7 +15,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-export", description="Writes a model as ONNX graphs.")
     parser.add_argument("out", type=Path, help="the folder to write, new or empty")
     parser.add_argument("--model", help="model folder, or whisper:PATH (default: the model that ships)")
-    parser.add_argument("--int8", action="store_true", help="integer weights: smaller and faster")
+    parser.add_argument("--int8", action="store_true", help="integer arithmetic: smaller and faster, less exact")
     return parser
 
 

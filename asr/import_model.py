@@ -29,10 +29,16 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English")
     parser.add_argument("--timestamps", action="store_true", help="let Whisper write times, which become segments")
     parser.add_argument(
-        "--window", type=float, default=30.0, help="seconds that Whisper's input is padded to; less is faster"
+        "--window",
+        type=float,
+        default=30.0,
+        help="seconds that Whisper's input is padded to; less is faster (default: 30)",
     )
     parser.add_argument(
-        "--dtype", default="float32", choices=["float32", "float16", "int8"], help="of the weights on disk"
+        "--dtype",
+        default="float32",
+        choices=["float32", "float16", "int8"],
+        help="type of the weights on disk (default: float32)",
     )
     parser.add_argument("--export", action="store_true", help="the reverse: a model folder to a Hugging Face folder")
     return parser

@@ -68,7 +68,9 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="asr-inspect", description="Writes a page that shows what went on inside the model."
     )
-    parser.add_argument("file", metavar="FILE", help="audio, or other input of the model (of a text its first line)")
+    parser.add_argument(
+        "file", metavar="FILE", help="audio, or other input of the model (for text, the first line of the file)"
+    )
     parser.add_argument("--out", type=Path, default=Path("page.html"), help="page to write (default: page.html)")
     parser.add_argument("--piece", type=int, default=1, help="which piece of a long recording (default: the first)")
     add_decoding_options(parser)

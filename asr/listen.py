@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="STRATEGY",
         help="search for drafts: rescore, greedy or ctc, the fastest (default: rescore; greedy without CTC)",
     )
-    parser.add_argument("--every", type=float, help="least seconds between two drafts (default: 0.5)")
+    parser.add_argument("--every", type=float, help="minimum seconds between two drafts (default: 0.5)")
     parser.add_argument("--pause", type=float, default=0.5, help="seconds of silence that end a piece (default: 0.5)")
     add_decoding_options(parser, batch_seconds=None)
     return parser

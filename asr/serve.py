@@ -27,9 +27,11 @@ def parser() -> argparse.ArgumentParser:
         "--max-waiting", type=int, default=100, help="requests that may wait; more are refused (default: 100)"
     )
     group.add_argument("--streams", type=int, default=16, help="realtime connections at once (default: 16)")
-    group.add_argument("--max-mib", type=float, default=200.0, help="largest request (default: 200)")
-    group.add_argument("--max-seconds", type=float, default=14_400.0, help="longest recording (default: 14400, 4 h)")
-    group.add_argument("--grace-seconds", type=int, default=30, help="time to answer after SIGTERM (default: 30)")
+    group.add_argument("--max-mib", type=float, default=200.0, help="largest upload in MiB (default: 200)")
+    group.add_argument(
+        "--max-seconds", type=float, default=14_400.0, help="longest recording in seconds (default: 14400, 4 h)"
+    )
+    group.add_argument("--grace-seconds", type=int, default=30, help="seconds to answer in after SIGTERM (default: 30)")
     add_decoding_options(parser, batch_seconds=120.0)
     return parser
 

@@ -35,8 +35,12 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for one file per transcript")
-    parser.add_argument("--skip-existing", action="store_true", help="skip those that --out already holds")
-    parser.add_argument("--channel", type=int, metavar="N", help="use only this channel, from 0 on (default: all)")
+    parser.add_argument(
+        "--skip-existing", action="store_true", help="skip recordings whose transcript is already in --out"
+    )
+    parser.add_argument(
+        "--channel", type=int, metavar="N", help="use only this channel, from 0 on (default: the mean of all)"
+    )
     add_decoding_options(parser)
     return parser
 

@@ -38,11 +38,19 @@ USELESS = {"greedy": tuple(AXES), "ctc": ("ctc_weight", "ilm_weight")}  # axes w
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-tune", description="Chooses the decoding weights on a dev set.")
-    parser.add_argument("corpus", nargs="+", help="manifest (.jsonl), tar, cuts (.jsonl.gz), AN4 list, folder")
+    parser.add_argument(
+        "corpus",
+        nargs="+",
+        help="manifest (.jsonl), tar, folder, cuts (.jsonl.gz), shards, ... (all forms: asr.corpus --help)",
+    )
     for name, flag in AXES.items():
         help = "values to try (default: the model's)"
         parser.add_argument(flag, dest=f"{name}s", type=float, nargs="+", metavar="WEIGHT", help=help)
-    parser.add_argument("--write", action="store_true", help="store the best in the model folder")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="store the best weights, the calibration and what else was given in the model folder",
+    )
     add_decoding_options(parser)
     return parser
 

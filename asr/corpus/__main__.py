@@ -161,7 +161,7 @@ def _say(cuts: CutSet, path: Path) -> None:
 @guarded("asr.corpus")
 def main() -> None:
     corpus, cuts, untranscribed, seed = (argparse.ArgumentParser(add_help=False) for _ in range(4))
-    corpus.add_argument("corpus", nargs="+")
+    corpus.add_argument("corpus", nargs="+", help="in any form that asr.corpus --help lists")
     cuts.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
     untranscribed.add_argument("--untranscribed", action="store_true", help="accept audio without transcripts")
     seed.add_argument("--seed", type=int, default=1)
@@ -178,10 +178,14 @@ def main() -> None:
     sub.add_argument("--out", type=Path, required=True, help="folder for LibriSpeech/PART")
     sub.add_argument("--url", default=OPENSLR, help=f"server (default: {OPENSLR})")
     sub = command(prepare, "check a corpus and write it as Lhotse cuts", corpus, cuts, untranscribed)
-    sub.add_argument("--wav", type=Path, help="folder for the decoded audio, which training reads at next to no cost")
+    sub.add_argument(
+        "--wav", type=Path, help="also write the audio to this folder as wav, which is fast to read in training"
+    )
     sub = command(sample, "draw some utterances", corpus, cuts, seed)
     sub.add_argument("--utterances", type=int, required=True)
-    sub.add_argument("--rest", type=cuts_path, help="cuts of the rest, for a dev set where speakers are unknown")
+    sub.add_argument(
+        "--rest", type=cuts_path, help="cuts of all other utterances, as a dev set where speakers are unknown"
+    )
     sub = command(split, "split some speakers off", corpus, cuts, seed)
     sub.add_argument("--speakers", type=int, required=True, help="how many to draw for --out")
     sub.add_argument("--rest", type=cuts_path, required=True, help="cuts of the remaining speakers")
