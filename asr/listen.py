@@ -130,7 +130,8 @@ def _on_terminal(heard: Heard) -> None:
     _as_text(heard)
     width = shutil.get_terminal_size().columns - 2
     tentative = heard.tentative[-width:]
-    settled = heard.settled[-max(0, width - len(tentative)) :]
+    room = max(0, width - len(tentative))
+    settled = heard.settled[-room:] if room else ""
     say(f"{settled} {DIM}{tentative}{PLAIN}")
 
 

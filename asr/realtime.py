@@ -262,8 +262,9 @@ class Connection:
             elif pause and (segments or self.item):
                 self._complete(begin, segments)
                 segments = []
-        if self.reached.kind == "commit" and self.previous == self.before_mark:
-            self._complete(begin, segments)  # even for silence: the client waits for an answer
+        # without turn detection an update ends an item, too; a commit is answered even for silence: the client waits
+        if segments or (self.reached.kind == "commit" and self.previous == self.before_mark):
+            self._complete(begin, segments)
 
     def _sound(self, rate: int) -> Iterator[np.ndarray]:
         """The client's audio up to its next mark."""

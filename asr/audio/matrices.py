@@ -36,6 +36,8 @@ def _stored(path: str | os.PathLike, mmap_mode: str | None = None) -> np.ndarray
             stored = torch.load(path, map_location="cpu", weights_only=True).detach().float().numpy()
         else:
             stored = np.load(path, mmap_mode, allow_pickle=False)
+            if not isinstance(stored, np.ndarray):
+                raise ValueError("an archive of several arrays")
     except FileNotFoundError:
         raise AudioError(f"{path}: no such file") from None
     except Exception as error:

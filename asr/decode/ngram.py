@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from asr.audio.reading import printable
 from asr.decode.options import Hypothesis
 from asr.model.folder import ModelError
 
@@ -32,8 +33,10 @@ class NGram:
         quiet.show_progress, quiet.arpa_complain = False, kenlm.ARPALoadComplain.NONE
         try:
             self.model = kenlm.Model(str(path), quiet)
-        except (OSError, RuntimeError) as error:
-            raise ModelError(f"{path}: not an n-gram model that KenLM reads ({str(error).splitlines()[0]})") from None
+        except (OSError, RuntimeError, UnicodeEncodeError) as error:
+            raise ModelError(
+                f"{printable(path)}: not an n-gram model that KenLM reads ({str(error).splitlines()[0]})"
+            ) from None
 
     def log_prob(self, text: str) -> float:
         """The natural log-probability of the words of `text` and of the end after them."""

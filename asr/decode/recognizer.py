@@ -87,39 +87,36 @@ class Recognizer:
             piece_seconds = max(SHORTEST_PIECE, min(LONGEST, model.trained_seconds or LONGEST))
         if not 1 <= piece_seconds <= 86400:
             raise ValueError(f"piece_seconds must lie between 1 and 86400 (a day), not {piece_seconds}")
-        if model.device.type == "cuda":
-            leave_out_cudnn()
-        self.int8 = precision == "int8" or (precision == "auto" and int8)
-        if self.int8 and precision == "auto" and can_quantize(model.device):
-            precision = "int8"
-        self.model = model.eval()
-        self.language_model = None
-        if language_model is not None:
-            if not isinstance(language_model, TextModel):
-                language_model = TextModel.load(language_model, model.device)
-            if language_model.tokenizer != model.tokenizer:
-                raise ValueError(
-                    "the language model has other tokens than the model: train it with the model's tokenizer"
-                )
-            if language_model.transformer.config.eos != model.transformer.config.eos:
-                raise ValueError("the language model has another end token than the model: train it anew")
-            self.language_model = with_precision(language_model.transformer.eval(), precision)
-        self.ngram = ngram if ngram is None or isinstance(ngram, NGram) else NGram(ngram)
-        if attention_window:
-            model.transformer.set_window(*attention_window)
-        model.transformer = with_precision(model.transformer, precision)
-        self.options = options or (DecodeOptions() if model.transformer.ctc else IMPORTED)
-        check_options(model.transformer, self.options, self.language_model)
-        self.channel = channel
-        self._made: tuple[tuple | None, Phrases | None] = (None, None)
-        self._phrases(self.options)
-        self.batch_seconds = batch_seconds
-        self.calibration = calibration
         self.takes = model.front_end.config.takes
         if channel is not None and (not isinstance(channel, Integral) or channel < 0):
             raise ValueError(f"channel counts from 0, and is {channel!r}")
         if channel is not None and self.takes != "sound":
             raise ValueError(f"channel is for sound, but this model takes {self.takes}")
+        if language_model is not None:
+            if not isinstance(language_model, TextModel):
+                language_model = TextModel.load(language_model, model.device)
+            if language_model.tokenizer != model.tokenizer:
+                raise ValueError("the language model has other tokens than the model: train it with its tokenizer")
+            if language_model.transformer.config.eos != model.transformer.config.eos:
+                raise ValueError("the language model has another end token than the model: train it anew")
+            language_model = language_model.transformer.eval()
+        self.ngram = ngram if ngram is None or isinstance(ngram, NGram) else NGram(ngram)
+        self.model = model.eval()
+        self.options = options or (DecodeOptions() if model.transformer.ctc else IMPORTED)
+        check_options(model.transformer, self.options, language_model)
+        self._made: tuple[tuple | None, Phrases | None] = (None, None)
+        self._phrases(self.options)
+        self.int8 = precision == "int8" or (precision == "auto" and int8)
+        if self.int8 and precision == "auto" and can_quantize(model.device):
+            precision = "int8"
+        # from here on the model is changed
+        if attention_window:
+            model.transformer.set_window(*attention_window)
+        model.transformer = with_precision(model.transformer, precision)
+        self.language_model = None if language_model is None else with_precision(language_model, precision)
+        if model.device.type == "cuda":
+            leave_out_cudnn()
+        self.channel, self.batch_seconds, self.calibration = channel, batch_seconds, calibration
         rates = {"sound": SAMPLE_RATE, "matrix": model.front_end.config.frames_per_second, "text": STEPS_PER_SECOND}
         self.rate = rates[self.takes]
         self.window = model.front_end.config.pad_seconds  # seconds to which every piece is padded
@@ -134,8 +131,7 @@ class Recognizer:
         `device` None is `default_device()`. The settings tuned for the model (`asr.tune`) and its language model are in
         its folder, too, and are the defaults. Raises ModelError if the folder is no model folder. `whisper:PATH` is a
         checkpoint of Whisper or Speech2Text, as `asr.model.foreign` imports it."""
-        of_the_search = {option.name for option in fields(DecodeOptions)} & settings.keys()
-        given = {name: settings.pop(name) for name in of_the_search}
+        given = {option.name: settings.pop(option.name) for option in fields(DecodeOptions) if option.name in settings}
         device = device or default_device()
         if torch.device(device).type == "cpu":
             keep_kernels(KERNELS)
@@ -146,7 +142,9 @@ class Recognizer:
         else:
             folder = Path(folder or resource("data", "models", "english"))
             model, tuned = SpeechModel.load(folder, device), load_tuning(folder)._asdict()
-        return cls(model, **(tuned | settings)).with_options(**given)
+        settings = tuned | settings
+        options = settings.pop("options", None) or (DecodeOptions() if model.transformer.ctc else IMPORTED)
+        return cls(model, options=replace(options, **given), **settings)
 
     def with_options(self, **options) -> Recognizer:
         """The same recogniser with other fields of `DecodeOptions` for a single request (`phrases=names`); its models
@@ -235,6 +233,7 @@ class Recognizer:
             matrix_of(recording, self.model.front_end.config.dim) if self.takes == "matrix" else self._ids(recording)
         )
         job.duration = len(whole) / self.rate
+        job.check(job.duration)
         if len(whole):
             yield Piece(0.0, whole)
 

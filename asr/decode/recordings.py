@@ -27,7 +27,8 @@ def name_of(recording: Recording) -> str:
     if isinstance(recording, bytes):
         return "<bytes>"
     if hasattr(recording, "read"):
-        return str(getattr(recording, "name", "<file>"))
+        name = getattr(recording, "name", "<file>")
+        return printable(name) if isinstance(name, str | bytes) else str(name)
     if not isinstance(recording, str | os.PathLike):
         raise TypeError(f"a recording is a path, bytes, a file, an array or a tensor, not {type(recording).__name__}")
     return printable(recording)
@@ -64,6 +65,8 @@ def sound_of(recording: Recording, channel: int | None = None) -> Iterator[np.nd
 def matrix_of(recording: Recording, width: int) -> np.ndarray:
     """A feature matrix `(T, width)`. Raises AudioError for anything else, and for a matrix of another width."""
     is_array = isinstance(recording, np.ndarray | Tensor)
+    if not is_array and not isinstance(recording, str | os.PathLike):
+        raise AudioError(f"{name_of(recording)}: a matrix is an array, or a file given by its path (.npy or .pt)")
     matrix = as_matrix(_array(recording), name_of(recording)) if is_array else read_matrix(recording)
     if matrix.shape[1] != width:
         raise AudioError(f"{name_of(recording)}: this model reads matrices (T, {width}), not {matrix.shape}")

@@ -12,7 +12,7 @@ from itertools import islice
 
 import numpy as np
 
-from asr.audio.reading import SAMPLE_RATE, AudioError
+from asr.audio.reading import AudioError
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.recognizer import Recognizer
 from asr.decode.recordings import Recording, name_of
@@ -97,8 +97,15 @@ class SharedRecognizer:
         """Whether decoding works; if the last one failed, a second of noise is tried first."""
         if self._fails:
             with contextlib.suppress(Exception):
-                self.transcribe(np.random.default_rng(0).normal(0, 0.1, SAMPLE_RATE).astype(np.float32))
+                self.transcribe(self._probe())
         return not self._fails
+
+    def _probe(self) -> np.ndarray | str:
+        """A second of noise, of random frames or a letter, as the model reads it."""
+        if self.recognizer.takes == "text":
+            return "a"
+        width = [self.recognizer.model.front_end.config.dim] if self.recognizer.takes == "matrix" else []
+        return np.random.default_rng(0).normal(0, 0.1, [round(self.recognizer.rate), *width]).astype(np.float32)
 
     def _ask(self, calls: list[Call]) -> None:
         with self._changed:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from asr.decode.confidence import Calibration
 from asr.decode.options import DecodeOptions
-from asr.model.folder import ModelError
+from asr.model.folder import ModelError, write_json
 
 TUNING, LANGUAGE_MODEL = "decoding.json", "lm"
 
@@ -42,7 +42,7 @@ def save_tuning(
         shutil.copytree(language_model, inside, dirs_exist_ok=True)
     tuned = {"options": asdict(options), "calibration": calibration and asdict(calibration), "int8": int8}
     tuned |= {"piece_seconds": piece_seconds} if piece_seconds else {}
-    (Path(folder) / TUNING).write_text(json.dumps(tuned, indent=2) + "\n", encoding="utf-8")
+    write_json(tuned, Path(folder) / TUNING)
 
 
 def load_tuning(folder: str | Path) -> Tuning:
@@ -57,7 +57,9 @@ def load_tuning(folder: str | Path) -> Tuning:
         tuned = json.loads(path.read_text(encoding="utf-8"))
         calibration = tuned["calibration"]
         options = DecodeOptions(**tuned["options"])
-        calibration = calibration and Calibration(**calibration)
-        return Tuning(options, calibration, language_model, bool(tuned.get("int8")), tuned.get("piece_seconds"))
+        calibration = calibration and Calibration(**{name: float(weight) for name, weight in calibration.items()})
+        piece_seconds = tuned.get("piece_seconds")
+        piece_seconds = None if piece_seconds is None else float(piece_seconds)
+        return Tuning(options, calibration, language_model, bool(tuned.get("int8")), piece_seconds)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: not a tuning that this version can read ({error})") from None

@@ -47,7 +47,7 @@ def write_folder(folder: str | Path, module: nn.Module, description: dict[str, A
             of_disk = torch.float16 if dtype == "int8" else DTYPES[dtype]
             tensors[name] = tensor.to(of_disk if name in parameters else tensor.dtype).contiguous().cpu()
     write_tensors(tensors, folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    write_json(description, folder / CONFIG)
 
 
 def _quantized(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,13 +71,34 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Writes a safetensors file atomically, with permissions by the umask (`save_file` lets only its owner read it)."""
+    with _replacing(path) as unfinished:
+        unfinished.unlink(missing_ok=True)
+        unfinished.touch()
+        mode = unfinished.stat().st_mode
+        save_file(tensors, unfinished, metadata={"format": "pt"})
+        unfinished.chmod(mode)
+
+
+def write_json(content: dict[str, Any], path: Path) -> None:
+    """Writes a JSON file atomically; numpy's numbers are written as numbers."""
+    with _replacing(path) as unfinished:
+        text = json.dumps(content, indent=2, default=lambda number: number.item())
+        unfinished.write_text(text + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """The file to write instead of `path`, which it replaces at the end. If writing fails (OSError), nothing is left of
+    it, and `path` is as it was."""
     unfinished = path.with_name(f".{path.name}")
-    unfinished.unlink(missing_ok=True)
-    unfinished.touch()
-    mode = unfinished.stat().st_mode
-    save_file(tensors, unfinished, metadata={"format": "pt"})
-    unfinished.chmod(mode)
-    unfinished.replace(path)
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
+        unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise
+        raise OSError(f"{path}: {error}") from None
 
 
 class WithoutStartValues(TorchFunctionMode):

@@ -115,9 +115,9 @@ def import_model(
         raise ModelError(f"{source}: cannot be imported (not a checkpoint of weights alone)") from None
     except ModelError:
         raise
-    except UNREADABLE as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{source}: cannot be imported ({reason})") from None
+    except (OSError, *UNREADABLE) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ModelError(f"{source}: cannot be imported ({reason.splitlines()[0]})") from None
 
 
 def export_model(model: SpeechModel, folder: str | Path) -> None:
@@ -133,6 +133,10 @@ def export_model(model: SpeechModel, folder: str | Path) -> None:
         or positions != ("sinusoidal_halves", "learned" if is_whisper else "sinusoidal_halves")
         or not config.norm_first
         or not config.tie_output
+        or config.output_bias
+        or config.key_bias == is_whisper
+        or (config.d_k, config.d_v, config.attention_window) != (None, None, None)
+        or model.front_end.config.kind != ("whisper" if is_whisper else "kaldi")
         or config.ctc
     ):
         raise ModelError("only models in the form of Whisper or Speech2Text can be exported")

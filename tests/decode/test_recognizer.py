@@ -1,6 +1,7 @@
 import io
 import json
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from asr.corpus import open_corpus
 from asr.decode import DecodeOptions, Hypothesis, Recognizer
 from asr.decode.confidence import Calibration
 from asr.decode.corpora import align_cuts, transcribe_cuts
+from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import BLANK, CharTokenizer
@@ -309,6 +311,35 @@ def test_nothing_to_read_gives_the_empty_transcript(tiny_config):
     for config, kind, nothing in ((linear, "matrix", np.zeros((0, 12), np.float32)), (embedding, "text", " ")):
         model = SpeechModel(FeatureConfig(kind=kind, dim=12), Transformer(config), CharTokenizer(LETTERS))
         assert Recognizer(model).transcribe(nothing).text == ""
+
+
+def test_what_holds_no_matrix_does_not_stop_the_others(tiny_config, tmp_path):
+    """Bytes, an open file, and an archive of arrays that is named like one array."""
+    np.savez(archive := tmp_path / "a.npy.npz", a=np.ones((20, 12)))
+    archive.rename(tmp_path / "a.npy")
+    config = replace(tiny_config, subsampler="linear", subsampling=1, input_dim=12)
+    recognizer = Recognizer(SpeechModel(FeatureConfig("matrix", 12), Transformer(config), CharTokenizer(LETTERS)))
+    others = [b"bytes", io.BytesIO(b"file"), tmp_path / "a.npy"]
+    right, *wrong, last = recognizer.transcribe_all([np.ones((20, 12)), *others, np.ones((20, 12))])
+    assert right.error is None and last.error is None
+    assert all("matrix" in transcript.error for transcript in wrong)
+
+
+def test_the_name_of_an_open_file_can_be_printed(tiny_model, tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.wav")
+    soundfile.write(tmp_path / "a.wav", np.zeros(SAMPLE_RATE), SAMPLE_RATE)
+    (tmp_path / "a.wav").rename(path)
+    with path.open("rb") as file:
+        assert Recognizer(tiny_model).transcribe(file).name == f"{tmp_path}/\ufffd.wav"
+
+
+def test_a_call_that_is_refused_leaves_the_model_as_it_was(tiny_model):
+    for wrong in ({"channel": -1}, {"options": DecodeOptions(ilm_weight=0.1)}, {"attention_window": (0, 0)}):
+        language_model = TextModel(LanguageModel(tiny_model.transformer.config), tiny_model.tokenizer)
+        with pytest.raises(ValueError):
+            Recognizer(tiny_model, precision="bfloat16", language_model=language_model, **wrong)
+        for model in (tiny_model, language_model):
+            assert next(model.transformer.parameters()).dtype == torch.float32
 
 
 @pytest.mark.parametrize(

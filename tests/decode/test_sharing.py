@@ -3,16 +3,22 @@
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import soundfile
 import torch
 
+from asr.audio.features import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
 from asr.decode import DecodeOptions, Hypothesis, Recognizer, segments
 from asr.decode.segments import FRAME
 from asr.decode.sharing import Abandoned, SharedRecognizer
+from asr.model.speech_model import SpeechModel
+from asr.model.transformer import Transformer
+from asr.text.tokenizer import CharTokenizer
+from tests.conftest import LETTERS
 from tests.decode.test_recognizer import noise
 
 
@@ -199,3 +205,15 @@ def test_what_a_damaged_file_has_before_its_end_is_transcribed(slow, tmp_path):
     transcript = shared.transcribe(tmp_path / "cut.wav")
     assert "cut off" in transcript.error and transcript.text
     assert "no such file" in shared.transcribe(tmp_path / "none.wav").error
+
+
+@pytest.mark.parametrize("kind", ["matrix", "text"])
+def test_models_of_other_inputs_have_a_limit_and_are_tried_again(tiny_config, kind):
+    shape = {"subsampler": "linear" if kind == "matrix" else "embedding", "subsampling": 1, "input_dim": 12}
+    config = replace(tiny_config, encoder="transformer", **shape)
+    model = SpeechModel(FeatureConfig(kind, 12), Transformer(config), CharTokenizer(LETTERS))
+    shared = SharedRecognizer(Recognizer(model, DecodeOptions(beam_size=2)))
+    long = np.ones((500, 12), np.float32) if kind == "matrix" else 500 * "a"
+    assert shared.transcribe(long, max_seconds=1).error.endswith(": longer than 1 s")
+    shared._fails = True
+    assert shared.works()

@@ -1,5 +1,8 @@
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from asr.decode import DecodeOptions, Recognizer
@@ -70,3 +73,41 @@ def test_an_option_of_the_search_that_the_model_cannot_have_is_refused(tiny_mode
     tiny_model.save(tmp_path)
     with pytest.raises(ValueError, match="no CTC head"):
         Recognizer.load(tmp_path, ctc_weight=0.5)
+
+
+def test_a_full_disk_leaves_what_was_tuned_before(tiny_model, tmp_path, monkeypatch):
+    save_tuning(tmp_path, DecodeOptions(beam_size=6))
+    before = load_tuning(tmp_path)
+
+    def full(self, *_, **__):
+        self.write_bytes(b"{")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_tuning(tmp_path, DecodeOptions(beam_size=3))
+    assert load_tuning(tmp_path) == before
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    save_tuning(tmp_path, DecodeOptions(beam_size=np.int64(5), ctc_weight=np.float32(0.5)), piece_seconds=np.float64(5))
+    tuned = load_tuning(tmp_path)
+    assert tuned.options == DecodeOptions(beam_size=5, ctc_weight=0.5) and tuned.piece_seconds == 5.0
+
+
+@pytest.mark.parametrize("change", [{"piece_seconds": "long"}, {"calibration": {"mean": 1, "least": None, "bias": 1}}])
+def test_what_is_no_number_is_found_when_it_is_loaded(tmp_path, change):
+    save_tuning(tmp_path, DecodeOptions())
+    path = tmp_path / "decoding.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ModelError, match="decoding.json: not a tuning"):
+        load_tuning(tmp_path)
+
+
+def test_an_option_that_is_given_replaces_a_tuned_one_that_cannot_be(tiny_model, tiny_config, tmp_path):
+    tiny_model.save(tmp_path)
+    TextModel(LanguageModel(tiny_config), tiny_model.tokenizer).save(tmp_path / "lm")
+    save_tuning(tmp_path, DecodeOptions(lm_weight=0.5, ilm_weight=0.2))
+    with pytest.raises(ValueError, match="no bigram"):
+        Recognizer.load(tmp_path)
+    assert Recognizer.load(tmp_path, ilm_weight=0.0).options == DecodeOptions(lm_weight=0.5)
