@@ -25,6 +25,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from asr.commands import fail, give_up_output
 from asr.model.config import PRESETS
@@ -125,6 +126,8 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
     except BrokenPipeError:  # `--help | head`
         give_up_output()
         sys.exit(1)
+    except KeyboardInterrupt:  # before anything was begun
+        fail(command, "interrupted", code=130)
     except (HydraException, ValueError) as error:  # the command line could not be composed
         if unknown := re.match(r"Could not override '(.+?)'", str(error)):
             fail(command, _no_such_option(unknown[1], schema))
@@ -194,7 +197,12 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Over
     names = dict(_options(typed))
     if "model" in names:  # a preset
         names |= {f"model.{field}": None for field in composed.model if field not in ("dropout", *OF_THE_REST)}
-    options = OmegaConf.load(saved)
+    try:
+        options = OmegaConf.load(saved)
+    except YAMLError as error:
+        raise ValueError(f"resume=true: {saved}: {' '.join(str(error).split())}") from None
+    if not isinstance(options, DictConfig) or not options:
+        raise ValueError(f"resume=true: {saved} does not hold the options of a training")
     experiment, started = options.pop("experiment", None), options
     if last.is_file():
         from asr.training.resuming import read_checkpoint  # heavy, and only needed here to resume
@@ -213,6 +221,8 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Over
         if name in ("model", "experiment"):
             continue
         before, now = OmegaConf.select(resumed, name), OmegaConf.select(composed, name)
+        if name == "data.normalizer" and now == "auto":  # the checkpoint has the one that it stood for
+            continue
         of_the_shape = name.startswith(SHAPE) and name != "model.dropout"
         if of_the_shape and now == OmegaConf.select(started, name):
             continue

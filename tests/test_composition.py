@@ -14,7 +14,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import OmegaConf
 
-from asr.composition import OPTIONS, _with_saved_options, build_config, ends_in_one_line, register
+from asr.composition import (
+    OPTIONS,
+    _with_saved_options,
+    build_config,
+    ends_in_one_line,
+    register,
+    training_command,
+)
 from asr.resources import resource
 from asr.training.config import DataConfig, LMTrainConfig, TrainConfig
 from asr.training.module import SpeechTraining
@@ -59,6 +66,8 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
         ("strategy=deepspeed", "strategy: 'deepspeed' is not one of auto, ddp, fsdp"),
         ("optimizer.betas=[0.9]", "optimizer.betas must be two"),
         ("optimizer.weight_decay=-1", "optimizer.weight_decay"),
+        ("optimizer.warmup=inf", "lr and warmup finite"),
+        ("data.global_batch_seconds=inf", "data.global_batch_seconds must be finite"),
     ],
 )
 def test_a_mistyped_option_is_one_line_and_code_two(tmp_path, typed, named):
@@ -236,6 +245,31 @@ def test_the_training_of_another_command_is_not_resumed(tmp_path):
     OmegaConf.save({"validate_every": 2}, tmp_path / OPTIONS)
     with pytest.raises(ValueError, match=r"resume=true: out=.* is no training of this command \(Key 'validate_every'"):
         resumed(tmp_path, command="train_lm")
+
+
+@pytest.mark.parametrize("content", ["a: [1\n b: {", "- a\n", ""], ids=["damaged", "list", "empty"])
+def test_what_holds_no_options_is_not_resumed(tmp_path, content):
+    (tmp_path / OPTIONS).write_text(content)
+    with pytest.raises(ValueError, match=f"resume=true: .*{OPTIONS}"):
+        resumed(tmp_path)
+
+
+def test_a_normaliser_that_follows_from_a_model_is_that_of_the_training_when_it_is_resumed(tmp_path):
+    saved = OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(options(tmp_path, tmp_path, "epochs=1"))))
+    saved.data.normalizer = "none"  # what `auto` stood for
+    OmegaConf.save(saved, tmp_path / OPTIONS)
+    assert resumed(tmp_path, "data.normalizer=auto").data.normalizer == "none"
+    assert resumed(tmp_path, "data.normalizer=neutral").data.normalizer == "neutral"
+
+
+def test_ctrl_c_before_anything_was_begun_is_one_line(monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hydra.main", lambda **_: lambda run: interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        training_command("asr.train", "train", TrainConfig, lambda config: None)
+    assert capsys.readouterr().err == "asr.train: interrupted\n"
 
 
 def test_a_language_model_is_not_resumed_with_another_tokenizer(tmp_path):

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from asr.audio.reading import SAMPLE_RATE, read_audio
-from asr.listen import _read
+from asr.decode.listening import Heard
+from asr.listen import _on_terminal, _read
 from asr.resources import resource
 from tests.test_commands import call
 
@@ -138,3 +139,11 @@ def test_sound_that_cannot_be_read_to_its_end_ends_all_the_same():
         failed: list[Exception] = []
         _read(own.fileno(), inbox, threading.Event(), failed)
     assert inbox.get_nowait() is None and isinstance(failed[0], ConnectionResetError)
+
+
+def test_what_does_not_fit_the_line_is_left_out_at_its_beginning(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "42")
+    for settled, tentative, shown in (("s" * 100, "t" * 60, 40), ("s" * 100, "t" * 10, 40), ("s" * 5, "t", 6)):
+        _on_terminal(Heard(start=0.0, settled=settled, tentative=tentative))
+        written = capsys.readouterr().out
+        assert written.count("s") + written.count("t") == shown

@@ -124,6 +124,15 @@ def test_without_turn_detection_the_client_commits(client, served):
     assert events[-1]["transcript"] == heard(served, noise(0.7, 2))
 
 
+def test_without_turn_detection_an_update_ends_what_is_being_said(client, served):
+    client.update(turn_detection=None)
+    client.speak(noise(0.8))
+    client.say("session.update", session={"type": "transcription", "audio": {"input": {}}})
+    *item, updated = client.hear()
+    assert item[-1]["type"] == f"{TRANSCRIPTION}.completed" and item[-1]["transcript"] == heard(served, noise(0.8))
+    assert updated["type"] == "session.updated"
+
+
 @pytest.mark.parametrize(
     ("most", "event"),
     [

@@ -73,8 +73,8 @@ class FrontEnd(nn.Module):
         self.config = config
         self.register_buffer("mean", torch.zeros(config.dim))
         self.register_buffer("std", torch.ones(config.dim))
-        self.window = round(config.window_ms * SAMPLE_RATE / 1000)
-        self.hop = round(config.hop_ms * SAMPLE_RATE / 1000)
+        whole = int if config.kind == "kaldi" else round  # Kaldi truncates
+        self.window, self.hop = (whole(SAMPLE_RATE * ms * 0.001) for ms in (config.window_ms, config.hop_ms))
         if config.kind in ("log_mel", "whisper"):
             whisper = config.kind == "whisper"
             self.stft = transforms.Spectrogram(self.window, hop_length=self.hop, power=None, center=whisper)

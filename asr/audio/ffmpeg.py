@@ -47,7 +47,7 @@ def decode_with_ffmpeg(
                         end = frame.time + frame.samples / frame.rate
                     for piece in resampler.resample(frame):
                         samples = piece.to_ndarray()  # (channels, N)
-                        if (channel or 0) >= len(samples):
+                        if not 0 <= (channel or 0) < len(samples):
                             there = f"its channels are 0 to {len(samples) - 1}"
                             raise AudioError(f"{name}: {there}, not {channel}")
                         heard += samples.shape[1] / sample_rate

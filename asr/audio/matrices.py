@@ -33,7 +33,8 @@ def _stored(path: str | os.PathLike, mmap_mode: str | None = None) -> np.ndarray
         if Path(path).suffix.lower() == ".pt":
             import torch
 
-            stored = torch.load(path, map_location="cpu", weights_only=True).detach().float().numpy()
+            tensor = torch.load(path, map_location="cpu", weights_only=True).detach()
+            stored = (tensor.float() if tensor.is_floating_point() else tensor).numpy()  # numpy has no bfloat16
         else:
             stored = np.load(path, mmap_mode, allow_pickle=False)
             if not isinstance(stored, np.ndarray):

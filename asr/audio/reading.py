@@ -96,7 +96,7 @@ def _stream(
     source: Source, name: str | None, begin: int, stop: int | None, channel: int | None
 ) -> Iterator[np.ndarray]:
     """The samples from `begin` seconds on, as far as there are any, up to about `stop`."""
-    name = name or ("<bytes>" if isinstance(source, bytes) else "<stdin>" if source == "-" else str(source))
+    name = name or _name(source)
     file = _open(source, name)
     try:
         if not file.read(1):
@@ -105,6 +105,11 @@ def _stream(
         yield from _decode(file, name, begin, stop, channel)
     finally:
         file.close()
+
+
+def _name(source: Source) -> str:
+    """What errors call the source."""
+    return "<bytes>" if isinstance(source, bytes) else "<stdin>" if source == "-" else str(source)
 
 
 def _between(blocks: Iterator[np.ndarray], first: int, last: int) -> Iterator[np.ndarray]:
@@ -119,7 +124,7 @@ def _between(blocks: Iterator[np.ndarray], first: int, last: int) -> Iterator[np
 
 def read_duration(source: Source, name: str | None = None) -> float:
     """Duration in seconds, from the header if the format has it. Raises AudioError like `read_audio`."""
-    name = name or str(source)
+    name = name or _name(source)
     with _open(source, name) as file:
         with contextlib.suppress(soundfile.LibsndfileError), undisturbed(), soundfile.SoundFile(file) as sound:
             check_rate(sound, name)
@@ -135,7 +140,7 @@ def read_duration(source: Source, name: str | None = None) -> float:
 def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
     """The lines of a text file in UTF-8 (`-`: standard input), without line ends; `name` is what errors call the file.
     Raises AudioError if it is not text."""
-    name = name or ("<stdin>" if source == "-" else str(source))
+    name = name or _name(source)
     with _open(source, name) as file:
         for number, line in enumerate(file, 1):
             try:
@@ -146,7 +151,8 @@ def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
 
 def write_wav(path: str | os.PathLike, samples: np.ndarray) -> None:
     """Writes mono float samples `(N,)` at 16 kHz in the format of the file's suffix. If it cannot be written
-    completely, raises OSError naming the file, and leaves none."""
+    completely, raises OSError naming the file, and leaves none; a file that must not be written stays."""
+    Path(path).open("ab").close()
     try:
         soundfile.write(path, within_range(samples), SAMPLE_RATE)
     except soundfile.LibsndfileError as error:
@@ -229,7 +235,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
             except soundfile.LibsndfileError as error:
                 raise AudioError(f"{name}: damaged before {skipped} s ({error})") from None
         most = sys.maxsize if stop is None else (stop - skipped) * sound.samplerate
-        if (channel or 0) >= sound.channels:
+        if not 0 <= (channel or 0) < sound.channels:
             raise AudioError(f"{name}: its channels are 0 to {sound.channels - 1}, not {channel}")
         blocks = _soundfile_blocks(sound, file, most, promised, name)
         only = 0 if sound.channels == 1 else channel

@@ -127,6 +127,8 @@ def splice(args: argparse.Namespace) -> None:
         raise ValueError(f"--wav {args.wav} is there already, and the sound in it may be another corpus'")
     check_outputs(args.out)
     cuts, rng = list(open_corpus(args.corpus)), random.Random(args.seed)
+    if twice := first_repeated(_wav(cut.id, args.wav) for cut in cuts):
+        raise ValueError(f"--wav {args.wav}: the copies of two utterances would be called like {twice}")
     spliced = (
         _as_wav(f"{cut.id}-spliced{args.seed}-{copy}", sound, text, cut.supervisions[0].speaker, args.wav)
         for copy in range(1, args.copies + 1)

@@ -38,7 +38,7 @@ def read_kaldi(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
         if only_decoded := _ONLY_DECODES.fullmatch(source):
             source = only_decoded[1]
         fault = None
-        if not 0 <= begin < (math.inf if end == -1 else end):
+        if end == math.inf or not 0 <= begin < (math.inf if end == -1 else end):
             fault = f"it begins at {begin} and ends at {end}"
         elif recording not in sources:
             fault = f"wav.scp has no {recording}"

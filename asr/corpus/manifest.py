@@ -8,7 +8,8 @@ instead of `audio_filepath`: an input text, for which a model is to write `text`
 from __future__ import annotations
 
 import json
-import math
+import re
+import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 
 from asr.audio.reading import read_lines
 from asr.corpus.utterances import Utterance
+
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON may name half of a character, which no file holds
 
 
 def read_manifest(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
@@ -33,7 +36,13 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
     """The utterances of a tar that holds `manifest.jsonl` and the audio. Nothing is unpacked."""
     try:
         with tarfile.open(path, "r:") as tar:
-            members = {member.name.removeprefix("./"): member for member in tar if member.isfile()}
+            members: dict[str, tarfile.TarInfo] = {}
+            for member in tar:
+                name, linked = member.name.removeprefix("./"), member.linkname.removeprefix("./")
+                if member.islnk() and linked in members:  # a hard link comes after its file, whose content it has
+                    members[name] = members[linked]
+                elif member.isfile():
+                    members[name] = member
             if "manifest.jsonl" not in members:
                 raise ValueError(f"{path}: no manifest.jsonl in it")
             lines = list(read_lines(tar.extractfile(members["manifest.jsonl"]), str(path)))
@@ -60,8 +69,8 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
         try:
             entry = json.loads(line)
             fault = _fault(entry, transcribed)
-        except json.JSONDecodeError as error:
-            fault = f"not JSON ({error.msg})"
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and endless brackets
+            fault = f"not JSON ({getattr(error, 'msg', error)})"
         if fault:
             yield Utterance(f"line {number}", path, "", fault=fault)
             continue
@@ -77,11 +86,14 @@ def _fault(entry: Any, transcribed: bool) -> str | None:
         return "not a JSON object"
     for key in ("duration", "offset"):
         value = entry.get(key) or 0.0
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             return f"{key} must be a number, 0 or more"
     needed = ["source" if _is_text(entry) else "audio_filepath", *(["text"] if transcribed else [])]
     missing = [key for key in needed if not isinstance(entry.get(key), str)]
-    return f"no {' and no '.join(missing)}" if missing else None
+    if missing:
+        return f"no {' and no '.join(missing)}"
+    halves = (key for key in ("text", "source", "speaker") if _SURROGATE.search(str(entry.get(key) or "")))
+    return next((f"half a character in its {key}" for key in halves), None)
 
 
 def _is_text(entry: dict[str, Any]) -> bool:

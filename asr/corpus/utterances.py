@@ -105,11 +105,13 @@ def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
     """The cuts that can be written as JSON; those with a name or a transcript that is not UTF-8 are reported."""
 
     def unwritable(cut: MonoCut) -> str | None:
-        source = cut.recording.sources[0].source if cut.recording else (cut.custom or {}).get("matrix", "")
+        custom = cut.custom or {}
+        source = cut.recording.sources[0].source if cut.recording else custom.get("matrix", custom.get("source", ""))
+        said = [f"{supervision.text} {supervision.speaker}" for supervision in cut.supervisions]
         try:
-            " ".join([cut.id, source, *(supervision.text or "" for supervision in cut.supervisions)]).encode()
+            " ".join([cut.id, source, *said]).encode()
         except UnicodeEncodeError:
-            return "its name, its file's or its transcript is not UTF-8"
+            return "its name, its file's, its speaker's or its transcript is not UTF-8"
         return None
 
     return kept(cuts, what, unwritable)

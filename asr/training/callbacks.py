@@ -91,7 +91,8 @@ class Patience(EarlyStopping):
     the dev set changed."""
 
     def __init__(self, validations: int, data: ResumableData):
-        super().__init__("dev/wer", patience=validations)
+        # without a dev utterance that could be read the WER is infinite: no better, and nothing worse
+        super().__init__("dev/wer", patience=validations, check_finite=False)
         self.data = data
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:

@@ -56,8 +56,8 @@ class SoundConfig:
             )
         if self.workers < -1:
             raise ValueError(f"data.workers must be a number of processes, or -1, not {self.workers}")
-        if self.global_batch_seconds < self.batch_seconds:
-            raise ValueError("data.global_batch_seconds must be at least data.batch_seconds")
+        if not self.batch_seconds <= self.global_batch_seconds < math.inf:
+            raise ValueError("data.global_batch_seconds must be finite and at least data.batch_seconds")
         if not self.speeds or any(not 0.5 <= speed <= 2 for speed in self.speeds):
             raise ValueError("data.speeds must lie between 0.5 and 2; [1.0] for none")
         for name in ("rir_prob", "noise_prob", "codec"):
@@ -152,9 +152,9 @@ class OptimizerConfig:
             raise ValueError(f"optimizer.betas must be two numbers in [0, 1), not {self.betas}")
         if self.weight_decay < 0:
             raise ValueError("optimizer.weight_decay must not be negative")
-        if not 0 < self.lr < math.inf or self.warmup < 0 or self.clip <= 0:
+        if not 0 < self.lr < math.inf or not 0 <= self.warmup < math.inf or self.clip <= 0:
             raise ValueError(
-                "optimizer.lr and optimizer.clip must be positive, lr finite, optimizer.warmup not negative"
+                "optimizer.lr and optimizer.clip must be positive, lr and warmup finite, warmup not negative"
             )
 
 

@@ -142,6 +142,12 @@ def test_a_sound_shorter_than_a_window_has_no_frame():
     assert (X == 0).all()
 
 
+def test_kaldi_s_windows_of_parts_of_samples_are_truncated():
+    front_end = FrontEnd(FeatureConfig(kind="kaldi", dim=20, window_ms=12.3, hop_ms=5.1))
+    X, X_lens = front_end(0.1 * torch.randn(2, 16_000), torch.tensor([16_000, 8_000]))
+    assert X_lens[0] == X.shape[1] and (front_end.window, front_end.hop) == (196, 81)
+
+
 def test_matrices_pass_as_they_are():
     front_end = FrontEnd(FeatureConfig(kind="matrix", dim=5))
     matrix = torch.randn(2, 7, 5)

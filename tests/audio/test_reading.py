@@ -241,6 +241,27 @@ def test_matrices_are_read_from_npy_and_pt(tmp_path):
         assert read_shape(tmp_path / name) == (7, 3)
 
 
+@pytest.mark.parametrize("name", ["a.npy", "a.pt"])
+def test_a_complex_matrix_is_refused(tmp_path, name):
+    matrix = np.ones((7, 3), np.complex64)
+    np.save(tmp_path / "a.npy", matrix)
+    torch.save(torch.from_numpy(matrix), tmp_path / "a.pt")
+    with pytest.raises(AudioError, match=r"\(T, d\), of numbers, and not \(7, 3\), complex64"):
+        read_matrix(tmp_path / name)
+
+
+def test_bytes_are_not_quoted_in_errors():
+    with pytest.raises(AudioError, match="^<bytes>: "):
+        read_duration(bytes(range(256)) * 100)
+
+
+@pytest.mark.parametrize("channel", [-1, -3, 2])
+def test_channels_count_from_zero(tmp_path, channel):
+    soundfile.write(tmp_path / "a.wav", np.zeros((SAMPLE_RATE, 2)), SAMPLE_RATE)
+    with pytest.raises(AudioError, match=f"its channels are 0 to 1, not {channel}"):
+        read_audio(tmp_path / "a.wav", channel=channel)
+
+
 def test_a_pickle_is_never_loaded(tmp_path):
     np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     torch.save(pytest.raises, tmp_path / "a.pt")

@@ -81,3 +81,8 @@ def test_a_segment_of_no_recording_is_left_out(data, caplog):
     folder = data(text="a-1 ONE\nx-1 TWO\n", segments="a-1 a 0 1\nx-1 x 0 1\n")
     assert [cut.id for cut in open_corpus(folder)] == ["a-1"]
     assert "left out x-1: wav.scp has no x" in caplog.text
+
+
+def test_a_segment_without_an_end_is_left_out(data, caplog):
+    cuts = open_corpus(data(text="u1 ONE\nu2 TWO\n", segments="u1 a 0 inf\nu2 a 0 0.5\n"))
+    assert [cut.id for cut in cuts] == ["u2"] and "u1" in caplog.text

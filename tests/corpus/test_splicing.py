@@ -183,3 +183,16 @@ def test_what_cannot_be_spliced_is_one_line(tmp_path, spoken, monkeypatch, capsy
         main()
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_copies_of_two_utterances_are_not_written_to_one_file(tmp_path, spoken, monkeypatch, capsys):
+    cuts = spoken("low high", "middle low")
+    CutSet.from_cuts(cut.with_id(name) for cut, name in zip(cuts, ("../a", "a"), strict=True)).to_file(
+        tmp_path / "aligned.jsonl.gz"
+    )
+    arguments = ["splice", "aligned.jsonl.gz", "--wav", "spliced", "--out", "spliced.jsonl.gz"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["asr.corpus", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "the copies of two utterances would be called like" in capsys.readouterr().err

@@ -299,9 +299,19 @@ def test_a_model_of_another_form_is_not_exported(tiny_model, small_whisper, tmp_
     other = import_model(small_whisper)
     config = dataclasses.replace(other.transformer.config, encoder="conformer")
     other.transformer = Transformer(config)
-    for model in (tiny_model, other):
+    windowed = import_model(small_whisper)
+    windowed.transformer.set_window(8, 8)
+    biased = import_model(small_whisper)
+    biased.transformer = Transformer(dataclasses.replace(biased.transformer.config, key_bias=True))
+    for model in (tiny_model, other, windowed, biased):
         with pytest.raises(ModelError, match="Whisper or Speech2Text"):
             export_model(model, tmp_path)
+
+
+def test_a_path_through_a_file_is_no_checkpoint(tmp_path):
+    (tmp_path / "a.txt").write_text("a file")
+    with pytest.raises(ModelError, match="tiny.pt: cannot be imported"):
+        import_model(tmp_path / "a.txt" / "tiny.pt")
 
 
 def test_what_is_not_english_has_the_neutral_normaliser(whisper):

@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from asr.model.encoder_model import EncoderModel
 from asr.model.folder import ModelError
@@ -117,3 +118,17 @@ def test_a_field_of_another_version_is_named(tiny_model, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="mixture_of_experts"):
         SpeechModel.load(tmp_path)
+
+
+def test_a_full_disk_leaves_the_model_that_was_there(tiny_model, tmp_path, monkeypatch):
+    tiny_model.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(tensors, path, metadata):
+        path.write_bytes(b"a part")
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr("asr.model.folder.save_file", full)
+    with pytest.raises(OSError, match="model.safetensors: I/O error: No space left on device"):
+        tiny_model.save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

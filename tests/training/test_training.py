@@ -20,7 +20,7 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.training.averaging import average_checkpoints, best_checkpoints
 from asr.training.building import build_model, build_tokenizer
-from asr.training.callbacks import Samples
+from asr.training.callbacks import Patience, Samples
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.run import train
@@ -264,6 +264,12 @@ def test_an_epoch_tells_padding_waiting_and_speed(corpus, tmp_path, caplog):
     line = next(record.getMessage() for record in caplog.records if record.getMessage().startswith("epoch 1/1"))
     padding, waiting = re.search(r"([\d.]+) % padding, ([\d.]+) % waiting", line).groups()
     assert 0 < float(padding) < 40 and 0 < float(waiting) < 100
+
+
+def test_a_dev_set_that_cannot_be_read_for_once_is_no_better_wer_and_nothing_else():
+    patience = Patience(2, None)
+    stops = [patience._evaluate_stopping_criteria(torch.tensor(wer))[0] for wer in (50.0, torch.inf, 49.0, torch.inf)]
+    assert not any(stops) and patience.wait_count == 1
 
 
 def test_consistency_sees_every_utterance_twice(corpus, tmp_path, monkeypatch):
