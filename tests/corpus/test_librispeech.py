@@ -103,8 +103,11 @@ def test_a_download_that_the_server_ends_early_goes_on_too(server, tmp_path):
     assert server.sent == size - size // 2
 
 
-def test_what_was_there_before_stays(server, tmp_path):
+@pytest.mark.parametrize("published", [True, False])
+def test_what_was_there_before_stays(server, tmp_path, published):
     """A folder unpacked by hand is not touched; a complete archive is neither fetched nor deleted."""
+    if not published:
+        del server.files["/31/md5sum.txt"]
     whole = server.files["/31/dev-clean-2.tar.gz"]
     archive, place = tmp_path / "dev-clean-2.tar.gz", tmp_path / "LibriSpeech" / "dev-clean-2"
     archive.write_bytes(whole)
