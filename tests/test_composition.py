@@ -66,8 +66,6 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
         ("strategy=deepspeed", "strategy: 'deepspeed' is not one of auto, ddp, fsdp"),
         ("optimizer.betas=[0.9]", "optimizer.betas must be two"),
         ("optimizer.weight_decay=-1", "optimizer.weight_decay"),
-        ("optimizer.warmup=inf", "lr and warmup finite"),
-        ("data.global_batch_seconds=inf", "data.global_batch_seconds must be finite"),
     ],
 )
 def test_a_mistyped_option_is_one_line_and_code_two(tmp_path, typed, named):
@@ -90,6 +88,8 @@ def test_a_preset_where_there_are_none_is_said(tmp_path):
         ("optimizer.lr=0", "optimizer.lr"),
         ("optimizer.lr=inf", "optimizer.lr"),
         ("optimizer.lr=nan", "optimizer.lr: nan"),
+        ("optimizer.warmup=inf", "lr and warmup finite"),
+        ("data.global_batch_seconds=inf", "data.global_batch_seconds must be finite"),
         ("data.snr=[nan,5]", "data.snr"),
         ("seed=-1", "seed"),
         ("seed=5000000000", "seed"),
@@ -313,11 +313,10 @@ def test_an_interrupted_training_says_how_to_go_on(corpus, tmp_path, monkeypatch
     assert "asr.train: interrupted; resume=true continues\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"]])
-def test_a_reader_that_has_had_enough_ends_it_without_a_word(arguments):
+def test_a_reader_that_has_had_enough_ends_it_without_a_word():
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "asr.train", *arguments]
+    command = [sys.executable, "-m", "asr.train", "--help"]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
