@@ -64,9 +64,10 @@ def download_librispeech(part: str, folder: Path, url: str = OPENSLR) -> Path:
     source = f"{url}/{NUMBERS[part]}"
     try:
         published = _published_sum(f"{source}/md5sum.txt", archive.name)
-        fetched = not archive.is_file() or (
-            _md5(archive) != published if published else archive.stat().st_size != _size(f"{source}/{archive.name}")
-        )
+        if published:
+            fetched = not (archive.is_file() and _md5(archive) == published)
+        else:  # its size has to do
+            fetched = not (archive.is_file() and archive.stat().st_size == _size(f"{source}/{archive.name}"))
         if fetched:
             resumable_download(f"{source}/{archive.name}", archive)
             if archive.stat().st_size < _size(f"{source}/{archive.name}"):

@@ -17,6 +17,7 @@ from lhotse.supervision import AlignmentItem
 from asr.audio.reading import STEPS_PER_SECOND
 from asr.corpus import Skipped, input_kind, iterate
 from asr.decode.recognizer import Recognizer
+from asr.decode.recordings import misfit
 from asr.decode.transcript import Transcript
 from asr.text.normalizer import Normalizer
 
@@ -164,7 +165,7 @@ def _of_a_length(recognizer: Recognizer, cuts: CutSet, skipped: Skipped) -> Iter
     """Batches of cuts of about the same length, with their inputs; without those that do not fit the model."""
     batch: list[tuple[MonoCut, np.ndarray]] = []
     for cut, sound in iterate_for(recognizer, sorted(cuts, key=lambda cut: cut.duration)):
-        if reason := _misfit(recognizer, sound):
+        if reason := _unreadable(recognizer, sound):
             skipped.add(cut.id, reason)
             continue
         if batch and (len(batch) + 1) * seconds_of(recognizer, cut) > recognizer.batch_seconds:
@@ -175,9 +176,7 @@ def _of_a_length(recognizer: Recognizer, cuts: CutSet, skipped: Skipped) -> Iter
         yield batch
 
 
-def _misfit(recognizer: Recognizer, sound: np.ndarray) -> str | None:
+def _unreadable(recognizer: Recognizer, sound: np.ndarray) -> str | None:
     """Why the model cannot read the input; None: it can."""
     width = recognizer.model.front_end.config.dim
-    if recognizer.takes == "matrix" and sound.shape[1] != width:
-        return f"this model reads matrices (T, {width}), not {sound.shape}"
-    return recognizer.too_long(len(sound))
+    return recognizer.too_long(len(sound)) or (misfit(sound, width) if recognizer.takes == "matrix" else None)

@@ -83,6 +83,11 @@ def _of_its_type(option: Field, value: Any) -> Any:
 IMPORTED = DecodeOptions(beam_size=5, ctc_weight=0.0, fallback=(0.2, 0.4, 0.6, 0.8, 1.0))
 
 
+def default_options(has_ctc: bool) -> DecodeOptions:
+    """The options for a model that was not tuned."""
+    return DecodeOptions() if has_ctc else IMPORTED
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """A possible transcript of an utterance."""

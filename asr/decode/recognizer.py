@@ -22,7 +22,7 @@ from asr.decode.confidence import Calibration, word_confidences
 from asr.decode.ctc import hears_something
 from asr.decode.fallback import search_with_fallback
 from asr.decode.ngram import NGram
-from asr.decode.options import IMPORTED, DecodeOptions, Hypothesis
+from asr.decode.options import DecodeOptions, Hypothesis, default_options
 from asr.decode.phrases import Phrases
 from asr.decode.precision import with_precision
 from asr.decode.quantization import can_quantize
@@ -102,7 +102,7 @@ class Recognizer:
             language_model = language_model.transformer.eval()
         self.ngram = ngram if ngram is None or isinstance(ngram, NGram) else NGram(ngram)
         self.model = model.eval()
-        self.options = options or (DecodeOptions() if model.transformer.ctc else IMPORTED)
+        self.options = options or default_options(model.transformer.ctc is not None)
         check_options(model.transformer, self.options, language_model)
         self._made: tuple[tuple | None, Phrases | None] = (None, None)
         self._phrases(self.options)
@@ -143,7 +143,7 @@ class Recognizer:
             folder = Path(folder or resource("data", "models", "english"))
             model, tuned = SpeechModel.load(folder, device), load_tuning(folder)._asdict()
         settings = tuned | settings
-        options = settings.pop("options", None) or (DecodeOptions() if model.transformer.ctc else IMPORTED)
+        options = settings.pop("options", None) or default_options(model.transformer.ctc is not None)
         return cls(model, options=replace(options, **given), **settings)
 
     def with_options(self, **options) -> Recognizer:

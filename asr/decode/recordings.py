@@ -68,9 +68,14 @@ def matrix_of(recording: Recording, width: int) -> np.ndarray:
     if not is_array and not isinstance(recording, str | os.PathLike):
         raise AudioError(f"{name_of(recording)}: a matrix is an array, or a file given by its path (.npy or .pt)")
     matrix = as_matrix(_array(recording), name_of(recording)) if is_array else read_matrix(recording)
-    if matrix.shape[1] != width:
-        raise AudioError(f"{name_of(recording)}: this model reads matrices (T, {width}), not {matrix.shape}")
+    if reason := misfit(matrix, width):
+        raise AudioError(f"{name_of(recording)}: {reason}")
     return matrix
+
+
+def misfit(matrix: np.ndarray, width: int) -> str | None:
+    """Why a model of matrices `(T, width)` cannot read the matrix; None: it can."""
+    return None if matrix.shape[1] == width else f"this model reads matrices (T, {width}), not {matrix.shape}"
 
 
 def _array(recording: np.ndarray | Tensor) -> np.ndarray:
