@@ -168,7 +168,7 @@ def test_long_confident_input_neither_under_nor_overflows():
 
 def test_the_greedy_path_merges_repeats_and_drops_blanks():
     path = torch.tensor([[4, 4, 0, 4, 5, 5, 0, 6], [5, 0, 0, 6, 6, 6, 6, 6]])
-    log_probs = torch.nn.functional.one_hot(path, 8).float().mul(10).log_softmax(dim=-1)
+    log_probs = torch.nn.functional.one_hot(path, 8).double().mul(10).log_softmax(dim=-1)
     found = ctc_greedy(log_probs, torch.tensor([8, 3]))
     assert [best[0].tokens for best in found] == [[4, 4, 5, 6], [5]]
     frame = log_probs.max().item()  # all frames are equally sure
