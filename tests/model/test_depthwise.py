@@ -3,6 +3,7 @@ import shutil
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 
 from asr.model.config import ModelConfig
 from asr.model.depthwise import _operator, depthwise_convolution
@@ -28,6 +29,7 @@ def test_the_operator_has_its_values_and_gradients():
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor compiles C++ on a CPU")
+@inductor.patch({"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False})  # both cost more than the kernels
 def test_compiled_it_is_one_code_for_all_lengths():
     module = ConvolutionModule(ModelConfig(d_model=16, num_heads=2, ffn_dim=32, conv_kernel=9))
     inputs = [torch.randn(B, L, 16, requires_grad=True) for B, L in ((5, 65), (4, 43), (6, 39))]
