@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from asr.audio.features import FeatureConfig
 from asr.model.config import ModelConfig
-from asr.model.folder import ModelError, WithoutStartValues
+from asr.model.folder import CONFIG, WEIGHTS, ModelError, WithoutStartValues, write_json, write_tensors
 from asr.model.positions import sinusoids_in_halves
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -110,7 +110,7 @@ def import_model(
             return _from_hugging_face(source, vocabulary, wanted)
         return _from_openai(source, vocabulary, wanted)
     except FileNotFoundError as error:
-        raise ModelError(f"{source}: {error.filename or 'model.safetensors'} is missing") from None
+        raise ModelError(f"{source}: {error.filename or WEIGHTS} is missing") from None
     except pickle.UnpicklingError:  # torch's own message advises unsafe loading
         raise ModelError(f"{source}: cannot be imported (not a checkpoint of weights alone)") from None
     except ModelError:
@@ -149,9 +149,8 @@ def export_model(model: SpeechModel, folder: str | Path) -> None:
     }
     if is_whisper:
         weights[ENCODER_POSITIONS[0]] = sinusoids_in_halves(_memory_frames(model), config.d_model)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    description = (_whisper_description if is_whisper else _speech2text_description)(model)
-    (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    write_tensors(weights, folder / WEIGHTS)
+    write_json((_whisper_description if is_whisper else _speech2text_description)(model), folder / CONFIG)
     save_tokenizer(model.tokenizer, folder)
 
 
@@ -248,8 +247,8 @@ def _whisper_config(shape: dict[str, Any], tokenizer: WhisperTokenizer, wanted: 
 
 
 def _from_hugging_face(source: Path, vocabulary: str | Path | None, wanted: WhisperTask) -> SpeechModel:
-    described = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    weights = load_file(source / "model.safetensors")
+    described = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+    weights = load_file(source / WEIGHTS)
     kind = described.get("model_type")
     if kind not in ("whisper", "speech_to_text"):
         raise ValueError(f"model_type {kind!r} is neither whisper nor speech_to_text")

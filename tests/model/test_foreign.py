@@ -173,6 +173,8 @@ def test_there_and_back_the_tensors_are_the_same(kind, request, tmp_path):
             torch.testing.assert_close(before[name], after[name], atol=1e-4, rtol=0)
         else:
             assert torch.equal(before[name], after[name]), name
+    modes = {path.stat().st_mode for path in (tmp_path / "back").iterdir()}
+    assert len(modes) == 1  # whom the umask lets reads the weights, too
     loaded = type(theirs).from_pretrained(tmp_path / "back")
     for name, tensor in theirs.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], tensor, atol=1e-4, rtol=0)
