@@ -25,6 +25,11 @@ KINDS = {  # by the key of the model's shape in config.json
     "language_model": "a language model (asr.train_lm)",
     "encoder": "an encoder alone (asr.pretrain), where asr.train init_from=... can begin",
 }
+OTHER = "another program's model (asr.import_model reads Whisper's and Speech2Text's)"
+# what damaged files raise, here and in the libraries that read them (sentencepiece: IndexError), besides OSError
+UNREADABLE = (
+    LookupError, TypeError, ValueError, ArithmeticError, AttributeError, EOFError, RuntimeError, SafetensorError,
+)  # fmt: skip
 
 
 class ModelError(ValueError):
@@ -119,10 +124,10 @@ def described(folder: str | Path, *kinds: str) -> Iterator[dict[str, Any]]:
     folder = Path(folder)
     try:
         description = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        other = next((kind for kind in KINDS if kind in description and kind not in kinds), None)
-        if other:
+        found = next((kind for kind in KINDS if kind in description), None)
+        if found not in kinds:
             wanted = " or ".join(KINDS[kind].partition(" (")[0] for kind in kinds)
-            raise ModelError(f"{folder}: this is {KINDS[other]}, not {wanted}")
+            raise ModelError(f"{folder}: this is {KINDS.get(found, OTHER)}, not {wanted}")
         yield description
     except ModelError:
         raise
@@ -131,7 +136,7 @@ def described(folder: str | Path, *kinds: str) -> Iterator[dict[str, Any]]:
         raise ModelError(f"{folder}: not a model folder ({missing})") from None
     except OSError as error:
         raise ModelError(f"{folder}: not a model folder ({error.strerror or error})") from None
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+    except UNREADABLE as error:
         reason = " ".join(str(error).split("\n")[:2]).replace("\t", "")  # torch's second line says what does not fit
         raise ModelError(f"{folder}: not a model that this version can read ({reason})") from None
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from asr.audio.features import FeatureConfig
 from asr.model.config import ModelConfig
-from asr.model.folder import CONFIG, WEIGHTS, ModelError, WithoutStartValues, write_json, write_tensors
+from asr.model.folder import CONFIG, UNREADABLE, WEIGHTS, ModelError, WithoutStartValues, write_json, write_tensors
 from asr.model.positions import sinusoids_in_halves
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -77,7 +76,6 @@ FIELDS = {
     "ffn_dim": "encoder_ffn_dim",
     "max_positions": "max_target_positions",
 }
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, EOFError, RuntimeError, SafetensorError)
 WINDOW = 30.0  # seconds of audio that Whisper processes at once
 ENCODER_POSITIONS = ("model.encoder.embed_positions.weight", "encoder.positional_embedding")  # HUGGING_FACE, OPENAI
 OUTPUT, EMBEDDING = "decoder.output.weight", "decoder.embedding.weight"  # the same matrix
@@ -117,6 +115,8 @@ def import_model(
         raise
     except (OSError, *UNREADABLE) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, KeyError):
+            reason = f"{reason} is missing"
         raise ModelError(f"{source}: cannot be imported ({reason.splitlines()[0]})") from None
 
 

@@ -275,12 +275,16 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path, whisper, capsys)
     [
         ("text.pt", b"hello", "cannot be imported"),
         ("empty.pt", b"", "cannot be imported"),
+        ("weights.pt", {"weight": torch.ones(1)}, "cannot be imported .'dims' is missing"),
         ("weights/config.json", b'{"model_type": "whisper"}', "model.safetensors is missing"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, content, message):
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_bytes(content)
+    if isinstance(content, dict):
+        torch.save(content, tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(content)
     source = tmp_path / name if name.endswith(".pt") else (tmp_path / name).parent
     with pytest.raises(ModelError, match=message) as refused:
         import_model(source)

@@ -80,9 +80,15 @@ def test_a_folder_without_a_part_is_no_model(tiny_model, tmp_path, missing):
         SpeechModel.load(tmp_path)
 
 
-def test_damaged_weights_are_a_clear_error(tiny_model, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("model.safetensors", b"not weights"), ("characters.json", b"5"), ("sentencepiece.model", b"")],
+)
+def test_a_damaged_file_is_a_clear_error(tiny_model, tmp_path, name, content):
     tiny_model.save(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    if name == "sentencepiece.model":
+        (tmp_path / "characters.json").unlink()
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match="not a model that this version can read"):
         SpeechModel.load(tmp_path)
 
@@ -107,6 +113,9 @@ def test_a_folder_of_another_kind_is_called_what_it_is(tiny_model, tmp_path):
         SpeechModel.load(tmp_path / "encoder")
     with pytest.raises(ModelError, match="recogniser: this is a recogniser, not a language model$"):
         TextModel.load(tmp_path / "recogniser")
+    (tmp_path / "recogniser" / "config.json").write_text('{"model_type": "whisper"}')
+    with pytest.raises(ModelError, match="recogniser: this is another program's model .*import_model.*, not a recogn"):
+        SpeechModel.load(tmp_path / "recogniser")
     with pytest.raises(ModelError, match="lm: this is a language model .*, not a recogniser or an encoder alone$"):
         load_origin(TrainConfig(data=DataConfig(train=["a"], dev=["b"]), init_from=str(tmp_path / "lm")))
 
