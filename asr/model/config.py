@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,15 +104,17 @@ class ModelConfig:
                 f"model.attention_left={self.attention_left}, model.attention_right={self.attention_right}:"
                 " a window needs at least one frame besides its own"
             )
-        if self.tokens_per_frame <= 0 or (self.ctc and self.tokens_per_frame > 1):
-            raise ValueError("model.tokens_per_frame must be positive, and more than 1 only with model.ctc=false")
+        if not 0 < self.tokens_per_frame < math.inf or (self.ctc and self.tokens_per_frame > 1):
+            raise ValueError(
+                "model.tokens_per_frame must be positive and finite, and more than 1 only with model.ctc=false"
+            )
         if not self.prompt:
             raise ValueError("model.prompt must name at least one token")
         if self.ctc and self.eos != EOS:
             raise ValueError(f"model.eos must be {EOS} where there is a CTC head")
-        highest = max(*self.prompt, self.eos, *self.suppressed, *self.suppressed_first, self.first_timestamp or 0)
-        if highest >= self.vocab_size:
-            raise ValueError(f"model: the special token {highest} is not one of model.vocab_size={self.vocab_size}")
+        for token in (*self.prompt, self.eos, *self.suppressed, *self.suppressed_first, self.first_timestamp or 0):
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"model: the special token {token} is not one of model.vocab_size={self.vocab_size}")
         if self.conv_kernel < 1 or self.conv_kernel % 2 == 0:
             raise ValueError(f"model.conv_kernel must be odd and positive, not {self.conv_kernel}")
         if self.subsampler == "conv1d_glu" and self.subsampling_channels % 2:

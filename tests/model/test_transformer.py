@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -160,6 +162,10 @@ def test_every_preset_builds(name):
         ({"subsampler": "conv1d_glu", "subsampling_channels": 7}, "model.subsampling_channels"),
         ({"positions": "rotary", "d_k": 3}, "model.positions"),
         ({"vocab_size": 3}, "model.vocab_size"),
+        ({"suppressed": (0, -1)}, "model: the special token -1 is not one of model.vocab_size=32"),
+        ({"first_timestamp": 32}, "model: the special token 32 is not one of model.vocab_size=32"),
+        ({"tokens_per_frame": math.inf, "ctc": False}, "model.tokens_per_frame"),
+        ({"tokens_per_frame": math.nan}, "model.tokens_per_frame"),
     ],
 )
 def test_a_wrong_option_is_named_as_the_user_types_it(wrong, named):
