@@ -174,8 +174,8 @@ def test_heads_have_widths_of_their_own():
 
 
 def test_start_values_follow_xavier():
-    normal = MultiHeadAttention(ModelConfig(d_model=256, num_heads=4, attention_init="xavier_normal"))
-    assert normal.query.weight.std().item() == pytest.approx(math.sqrt(2 / (256 + 64)), rel=0.02)
-    assert normal.output.weight.std().item() == pytest.approx(math.sqrt(2 / (256 + 64)), rel=0.02)
+    normal = MultiHeadAttention(ModelConfig(d_model=256, d_k=64, d_v=256, attention_init="xavier_normal"))
+    for linear, width in ((normal.query, 64), (normal.key, 64), (normal.value, 256), (normal.output, 256)):
+        assert linear.weight.std().item() == pytest.approx(math.sqrt(2 / (256 + width)), rel=0.02)
     uniform = MultiHeadAttention(ModelConfig(d_model=256, num_heads=4))
     assert uniform.query.weight.abs().max().item() == pytest.approx(math.sqrt(6 / 512), rel=0.01)

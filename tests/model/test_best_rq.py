@@ -6,6 +6,7 @@ import torch
 from asr.model.best_rq import MaskedPrediction, MaskedPredictionConfig, RandomProjectionQuantizer
 from asr.model.config import ModelConfig
 from asr.model.encoder import Encoder
+from asr.model.masks import length_mask
 
 CONFIG = MaskedPredictionConfig(codebooks=2, codes=16, code_dim=4)
 
@@ -94,6 +95,27 @@ def test_the_masked_loss_is_of_the_real_frames_that_are_wholly_masked():
     for loss in (first.masked_loss, first.visible_loss):
         assert 0.5 * math.log(16) < float(loss) < 2 * math.log(16)
     assert 0 <= float(first.accuracy) <= 1
+
+
+def test_each_loss_is_of_its_frames_and_the_codes_are_those_of_what_was_there():
+    module = masked_prediction(mask_start=0.02, mask_frames=20).eval()
+    read = []
+    module.output.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    X, lens = torch.randn(2, 400, 20), torch.tensor([400, 200])
+    torch.manual_seed(3)
+    found = module(X, lens)
+    (memory,) = read
+    torch.manual_seed(3)
+    covered = module.middle(module.draw_mask(X)[:, :, None], 99)[..., 0]
+    real = ~length_mask(module.encoder.subsampling.output_lens(lens), 99)[:, 0, 0]
+    hidden, visible = covered.all(dim=2) & real, ~covered.any(dim=2) & real
+    for loss, frames in ((found.masked_loss, hidden), (found.visible_loss, visible)):
+        (gradient,) = torch.autograd.grad(loss, memory, retain_graph=True)
+        assert torch.equal(gradient.any(dim=2), frames)
+    codes = module.quantizer(module.middle(X, 99).mean(dim=2))[hidden]
+    scores = module.output(memory)[hidden].unflatten(1, (2, 16))
+    torch.testing.assert_close(found.accuracy, (scores.argmax(dim=2) == codes).float().mean())
+    torch.testing.assert_close(found.masked_loss, torch.nn.functional.cross_entropy(scores.mT, codes))
 
 
 def test_what_was_masked_does_not_reach_the_encoder():

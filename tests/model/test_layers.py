@@ -4,6 +4,7 @@ import torch
 from asr.model.attention import MultiHeadAttention
 from asr.model.autocast import to_autocast_dtype
 from asr.model.config import ModelConfig
+from asr.model.encoder import Encoder
 from asr.model.layers import (
     ConformerEncoderLayer,
     ConvolutionModule,
@@ -169,6 +170,23 @@ def test_whole_stacks_equal_torchs_final_norms_included(norm_first):
     z = decoder(embedded, memory, tgt_mask=causal_mask(5), memory_key_padding_mask=mask[:, 0, 0])
     expected = model.decoder.output(z).log_softmax(dim=-1)
     torch.testing.assert_close(model.decoder(Y_in, memory, lens), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("encoder", "sublayers"), [("transformer", 2), ("conformer", 4)])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_pre_norm_stack_starts_near_the_identity(encoder, sublayers, norm_first):
+    """What a sub-layer adds is divided by the root of their number, and nothing that it adds is constant."""
+    layers = Encoder(config(encoder=encoder, encoder_layers=3, norm_first=norm_first)).layers
+    shrunk = (3 * sublayers) ** 0.5 if norm_first else 1
+    for layer in layers:
+        bounds = {layer.ffn[0]: 1 / 16**0.5, layer.ffn[3]: 1 / 32**0.5 / shrunk}
+        bounds |= {layer.attention.query: (6 / 32) ** 0.5, layer.attention.output: (6 / 32) ** 0.5 / shrunk}
+        if encoder == "conformer":
+            bounds |= {layer.first_ffn[3]: 1 / 32**0.5 / shrunk, layer.convolution.output: 1 / 16**0.5 / shrunk}
+        for linear, bound in bounds.items():
+            assert linear.weight.abs().max().item() == pytest.approx(bound, rel=0.05)
+        biases = [m.bias for m in layer.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv1d)]
+        assert any(bias.any() for bias in biases) != norm_first
 
 
 def test_base_has_the_parameters_of_torchs_transformer():
