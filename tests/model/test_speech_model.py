@@ -45,12 +45,15 @@ def test_a_loaded_model_can_be_trained_on(tiny_model, tmp_path):
     assert all(p.requires_grad and p.device.type == "cpu" for p in loaded.parameters())
 
 
-def test_half_precision_on_disk_is_half_the_size(tiny_model, tmp_path):
+def test_half_precision_on_disk_is_half_the_size_and_the_statistics_stay_exact(tiny_model, tmp_path):
+    tiny_model.front_end.set_statistics(torch.randn(80), torch.rand(80) + 0.5)
     tiny_model.save(tmp_path / "full")
     tiny_model.save(tmp_path / "half", "float16")
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("half", "full")]
     assert sizes[0] < 0.6 * sizes[1]
-    assert next(SpeechModel.load(tmp_path / "half").parameters()).dtype == torch.float32
+    loaded = SpeechModel.load(tmp_path / "half")
+    assert next(loaded.parameters()).dtype == torch.float32
+    assert torch.equal(loaded.front_end.mean, tiny_model.front_end.mean)
 
 
 def test_int8_on_disk_is_a_quarter_of_the_size_and_half_a_step_of_each_row_away(tiny_model, tmp_path):

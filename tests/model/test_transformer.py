@@ -67,8 +67,8 @@ def test_a_token_has_no_influence_on_what_comes_before_it():
 def test_the_cached_step_equals_the_full_forward_pass(changes):
     transformer = model(**changes)
     with torch.inference_mode():
-        memory, lens = transformer.encoder(torch.randn(2, 90, 80), torch.tensor([90, 60]))
-        Y_in = torch.randint(4, 32, (2, 3, 70))  # more steps than the caches have room for at the start
+        memory, lens = transformer.encoder(torch.randn(3, 90, 80), torch.tensor([90, 60, 0]))
+        Y_in = torch.randint(4, 32, (3, 3, 70))  # more steps than the caches have room for at the start
         state = transformer.decoder.start(memory, lens, width=3)
         steps = []
         for t in range(70):
