@@ -173,6 +173,13 @@ def test_a_wrong_option_is_named_as_the_user_types_it(wrong, named):
         ModelConfig(**wrong)
 
 
+def test_a_transcript_is_as_long_as_frames_and_positions_allow():
+    lens = torch.tensor([0, 3, 10])
+    assert ModelConfig(tokens_per_frame=0.5).most_tokens(lens).tolist() == [0, 2, 5]
+    learned = ModelConfig(positions="learned", max_positions=9, prompt=(2, 4))
+    assert learned.most_tokens(lens).tolist() == [0, 3, 7]
+
+
 def test_an_unknown_preset_is_named():
     with pytest.raises(ValueError, match="tiny"):
         ModelConfig.preset("huge")
