@@ -196,7 +196,7 @@ def lines_of(paths: Sequence[str]) -> Iterator[str]:
         if path.name.removesuffix(".gz").endswith((".jsonl", ".json", ".tar")):
             raise ValueError(f"{path} is a corpus: its transcripts are for data.transcripts")
         try:
-            with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
+            with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig") as file:
                 yield from file
         except (OSError, UnicodeDecodeError, lzma.LZMAError, zlib.error, EOFError) as error:
             raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None

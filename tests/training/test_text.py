@@ -9,7 +9,7 @@ from asr.audio.reading import SAMPLE_RATE
 from asr.text.normalizer import english, get_normalizer
 from asr.text.tokenizer import CharTokenizer
 from asr.training.config import TextConfig
-from asr.training.text import Batches, Lines, TextData
+from asr.training.text import Batches, Lines, TextData, lines_of
 from tests.conftest import LETTERS
 
 LINES = [np.arange(n) for n in np.random.default_rng(0).integers(1, 40, 500)]
@@ -68,6 +68,11 @@ def test_lines_are_normalised_and_those_without_text_or_too_long_left_out(tmp_pa
     data = TextData(config, tokenizer, english, seed=1)
     assert [tokenizer.decode(line.tolist()) for line in data.dev_lines] == ["one two", "three four"]
     assert data.tokens == 19
+
+
+def test_the_mark_with_which_some_editors_begin_a_file_is_not_of_its_first_line(tmp_path):
+    (tmp_path / "a.txt").write_text("a b\nc\n", encoding="utf-8-sig")
+    assert list(lines_of([str(tmp_path / "a.txt")])) == ["a b\n", "c\n"]
 
 
 def test_lines_for_which_the_model_has_no_positions_are_left_out(tmp_path, caplog):
