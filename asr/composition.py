@@ -75,9 +75,20 @@ def build_config(composed: DictConfig) -> Any:
         if any(isinstance(number, float) and math.isnan(number) for number in numbers):
             raise ValueError(f"{name}: {value} is no number")
     try:
+        if "validation" in composed:
+            _check_validation(composed.validation)
         return OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise ValueError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+
+
+def _check_validation(options: DictConfig) -> None:
+    try:
+        OmegaConf.to_object(options)
+    except OmegaConfBaseException:
+        raise
+    except ValueError as error:  # which names them as for decoding: a training has another `strategy`
+        raise ValueError(f"validation: {error}") from None
 
 
 def training_command(command: str, config_name: str, schema: type, train: Callable[[Any], object]) -> None:

@@ -104,6 +104,7 @@ def test_a_preset_where_there_are_none_is_said(tmp_path):
         ("tokenizer.kind=phones", "tokenizer.kind"),
         ("model.subsampling=3", "model.subsampling"),
         ("data.normalizer=german", "normalizer"),
+        ("validation.strategy=ddp", "validation: strategy: 'ddp'"),
     ],
 )
 def test_a_wrong_option_is_named_as_the_user_types_it(corpus, tmp_path, override, named):

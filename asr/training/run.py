@@ -158,7 +158,10 @@ def _check_config(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
         raise ValueError(f"distortion is for sound, but this model takes {takes}")
     if config.loss.consistency and not model.transformer.ctc:
         raise ValueError("loss.consistency needs CTC, and this model has no CTC head")
-    check_options(model.transformer, config.validation)
+    try:
+        check_options(model.transformer, config.validation)
+    except ValueError as error:
+        raise ValueError(f"validation: {error}") from None
     if config.lora_rank and weight == 1 and begun and config.freeze_layers == model.transformer.config.encoder_layers:
         raise ValueError("lora_rank with freeze_layers of all layers and loss.ctc_weight=1 leaves nothing to train")
     if not model.transformer.ctc or begun:
