@@ -23,6 +23,7 @@ from asr.training.building import build_model, build_tokenizer
 from asr.training.callbacks import Patience, Samples
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
+from asr.training.report import write_report
 from asr.training.run import train
 from tests.training.tones import options, write_corpus
 
@@ -74,6 +75,12 @@ def test_what_a_training_leaves_behind(trained):
     report = (out / "report.html").read_text()
     assert f"dev WER {trained[1]:.2f} %" in report and "<b>heard</b>" in report
     assert all(report.count(f"<!-- {title} -->") == 1 for title in ("dev WER (%)", "learning rate"))
+
+
+def test_a_report_has_names_in_any_script_as_they_are(tmp_path):
+    (tmp_path / "tensorboard").mkdir()
+    write_report(tmp_path, "", {"out": "größe"})
+    assert "größe" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_last_epoch_is_validated_whatever_the_interval(corpus, tmp_path):
