@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from asr.audio.features import FeatureConfig
 from asr.average import main
 from asr.decode import DecodeOptions
 from asr.decode.tuning import load_tuning, save_tuning
@@ -62,7 +63,7 @@ def test_the_average_of_models_is_the_mean_of_their_weights(tiny_model, tmp_path
 
 
 def test_of_a_model_with_other_tokens_what_belongs_to_these_is_left_out(tiny_model, tmp_path):
-    other = another(tiny_model, CharTokenizer.train(["abc"]))
+    other = another(tiny_model, CharTokenizer.train(["abc"]), suppressed=(4,))
     tiny_model.save(tmp_path / "a")
     other.save(tmp_path / "b")
     mean = average_models([tmp_path / "a", tmp_path / "b"])
@@ -79,6 +80,10 @@ def test_models_of_other_shapes_have_no_mean(tiny_model, tmp_path):
     another(tiny_model, activation="gelu").save(tmp_path / "b")
     with pytest.raises(ModelError, match=r"b: activation is gelu, and \w+ in the first model"):
         average_models([tmp_path / "a", tmp_path / "b"])
+    features = FeatureConfig(normalization="utterance")
+    SpeechModel(features, tiny_model.transformer, tiny_model.tokenizer).save(tmp_path / "c")
+    with pytest.raises(ModelError, match="c: other features than the first model's"):
+        average_models([tmp_path / "a", tmp_path / "c"])
 
 
 def test_of_one_model_it_makes_a_copy_in_another_type_with_all_that_was_tuned(tiny_model, tmp_path):
