@@ -28,10 +28,13 @@ def test_epochs_differ_and_a_seed_repeats_them():
     first, again, second = (Batches(LINES, 200, seed=1) for _ in range(3))
     second.set_epoch(1)
     assert list(first) == list(again) != list(second)
+    longest = [max(len(LINES[i]) for i in batch) for batch in first]
+    assert longest != sorted(longest)
 
 
-def test_padding_is_little():
-    found = list(Batches(LINES, 400, seed=1))
+@pytest.mark.parametrize("seed", [1, None])
+def test_padding_is_little(seed):
+    found = list(Batches(LINES, 400, seed))
     padded = sum(len(batch) * (max(len(LINES[i]) for i in batch) + 1) for batch in found)
     assert padded < 1.1 * sum(len(line) + 1 for line in LINES)
 
@@ -101,8 +104,9 @@ def test_lines_go_on_with_the_next_as_often_as_asked_for_and_as_far_as_they_fit(
 
     apart, together, short = read(0.0), read(0.4), read(0.9, most=10)
     assert [len(data.train_lines) for data in (apart, together)] == [600, pytest.approx(360, abs=40)]
-    words = [word for line in together.train_lines for word in tokenizer.decode(line.tolist()).split()]
-    assert words == ["ab", "cde", "f"] * 200
+    for data in (together, short):
+        words = [word for line in data.train_lines for word in tokenizer.decode(line.tolist()).split()]
+        assert words == ["ab", "cde", "f"] * 200
     assert max(map(len, short.train_lines)) == 10  # ab, cde and f, or f, ab and cde
     assert len(together.dev_lines) == 600
 

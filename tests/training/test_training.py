@@ -45,6 +45,7 @@ def test_the_bigram_of_its_transcripts_lies_in_the_model_folder(trained, corpus)
 
 
 def test_the_exported_model_transcribes(trained, corpus):
+    assert SpeechModel.load(trained[0]).trained_seconds == pytest.approx(1.3)
     recognizer = asr.load(trained[0])
     heard = [recognizer.transcribe(corpus / "dev" / f"{i}.wav").text for i in range(12)]
     said = [(corpus / "dev" / f"{i}.txt").read_text().lower().rstrip(".") for i in range(12)]
