@@ -45,19 +45,19 @@ class WhisperTokenizer(Tokenizer):
     def from_file(cls, path: str | Path, vocab_size: int) -> WhisperTokenizer:
         """The tokenizer of a model with `vocab_size` tokens, from its `.tiktoken` file or its `vocab.json`.
 
-        Raises ValueError if the file does not fit that size."""
+        Raises ValueError if the file is not a vocabulary, or does not fit that size."""
         path = Path(path)
-        if path.suffix == ".json":
-            ids = json.loads(path.read_text(encoding="utf-8"))
-            plain = _byte_of_character()
-            kept = [piece for piece, _ in sorted(ids.items(), key=lambda item: item[1]) if not piece.startswith("<|")]
-            try:
+        try:
+            if path.suffix == ".json":
+                ids = json.loads(path.read_text(encoding="utf-8"))
+                plain = _byte_of_character()
+                kept = [piece for piece in sorted(ids, key=ids.__getitem__) if not piece.startswith("<|")]
                 tokens = [bytes(plain[character] for character in piece) for piece in kept]
-            except KeyError as error:
-                raise ValueError(f"{path}: no byte-level vocabulary ({error} in it)") from None
-        else:
-            lines = [line.split() for line in path.read_text().splitlines() if line]
-            tokens = [base64.b64decode(token) for token, _ in sorted(lines, key=lambda line: int(line[1]))]
+            else:
+                lines = [line.split() for line in path.read_text().splitlines() if line]
+                tokens = [base64.b64decode(token) for token, _ in sorted(lines, key=lambda line: int(line[1]))]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}: not a byte-level vocabulary ({error})") from None
         languages = vocab_size - len(tokens) - 2 - len(TASKS) - TIMESTAMPS
         known = LANGUAGES_OF.get(len(tokens), range(len(LANGUAGES) + 1))
         if languages not in known:

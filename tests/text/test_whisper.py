@@ -89,3 +89,14 @@ def test_the_vocabulary_of_the_other_kind_of_model_is_refused(tmp_path, count, v
         WhisperTokenizer.from_file(tmp_path / "a.tiktoken", vocab_size)
     right = 51864 if count == ENGLISH_TOKENS else 51865
     assert len(WhisperTokenizer.from_file(tmp_path / "a.tiktoken", right)) == right
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.tiktoken", "hello\nworld\n"), ("a.tiktoken", "aGk= x"), ("a.json", '["a"]'), ("a.json", '{"日": 1}')],
+    ids=["words", "no rank", "a list", "no bytes"],
+)
+def test_a_file_of_another_kind_is_named(tmp_path, name, content):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"/{name}: not a byte-level vocabulary"):
+        WhisperTokenizer.from_file(tmp_path / name, 51_864)
