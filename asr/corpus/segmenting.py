@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from lhotse import MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
@@ -29,7 +29,8 @@ def segment(cut: MonoCut, longest: float) -> Iterator[MonoCut]:
     first = 0
     while first < len(words):
         begin = max(places[first], words[first].start - MARGIN)
-        ends = [i for i in range(first + 1, len(words) + 1) if _end(places, words, i) - begin <= longest]
+        later = range(first + 1, len(words) + 1)
+        ends = list(takewhile(lambda i, latest=begin + longest: _end(places, words, i) <= latest, later))
         last = first + 1
         if ends and ends[-1] == len(words):
             last = len(words)
