@@ -17,7 +17,9 @@ def talk(gaps, start=0.0):
         place += gap + 0.4
     source = AudioSource("file", [0], "talk.wav")
     recording = Recording("talk", [source], 16000, int((start + place + 1) * 16000), start + place + 1)
-    said = SupervisionSegment("talk", "talk", 0, place + 1, text="", speaker="s", alignment={"word": words})
+    said = SupervisionSegment(
+        "talk", "talk", 0, place + 1, text="", speaker="s", language="en", alignment={"word": words}
+    )
     return MonoCut("talk", start, place + 1, 0, [said], recording=recording)
 
 
@@ -32,6 +34,7 @@ def test_every_word_is_in_one_part_at_its_own_place_and_no_part_is_too_long():
     for part, said in ((part, part.supervisions[0].alignment["word"]) for part in parts):
         assert said[0].start >= 0 and said[-1].end <= part.duration + 2e-3
     assert len({part.id for part in parts}) == len(parts)
+    assert {(part.supervisions[0].speaker, part.supervisions[0].language) for part in parts} == {("s", "en")}
     there = [part.start + word.start for part in parts for word in part.supervisions[0].alignment["word"]]
     wanted = [cut.start + word.start for word in cut.supervisions[0].alignment["word"]]
     assert there == pytest.approx(wanted, abs=2e-3)
@@ -48,6 +51,10 @@ def test_a_part_ends_in_the_longest_pause_that_it_reaches():
     assert first.supervisions[0].text.split()[-1] == "w10" and first.duration >= EARLIEST * 10.0
     assert second.supervisions[0].text.split()[-1] == "w15"
     assert second.supervisions[0].alignment["word"][0].start == pytest.approx(MARGIN)  # this much of the pause stays
+
+
+def test_words_before_a_pause_that_is_longer_than_a_part_stay_together():
+    assert [part.supervisions[0].text for part in segment(talk([0.1, 0.1, 20.0]), 10.0)] == ["w0 w1", "w2"]
 
 
 def test_a_word_that_is_longer_than_a_part_may_be_is_one_by_itself():
