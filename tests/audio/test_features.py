@@ -81,6 +81,18 @@ def test_with_utterance_normalisation_the_deviation_is_around_each_ones_own_mean
     torch.testing.assert_close(std, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("normalization", ["global", "utterance", "cmvn"])
+def test_a_feature_that_never_changes_becomes_zero(normalization):
+    config = FeatureConfig(kind="matrix", dim=2, normalization=normalization)
+    front_end, statistics = FrontEnd(config), RunningStatistics(config)
+    X, X_lens = torch.randn(2, 50, 2), torch.tensor([50, 50])
+    X[:, :, 1] = 7.0
+    statistics.update(X, X_lens)
+    front_end.set_statistics(*statistics.result())
+    normalized = front_end(X, X_lens)[0]
+    assert normalized[:, :, 1].abs().max() < 1e-3 and normalized[:, :, 0].std() == pytest.approx(1, abs=0.1)
+
+
 def test_utterance_normalisation_does_not_hear_the_level():
     front_end = FrontEnd(FeatureConfig(normalization="utterance"))
     sound, lens = torch.randn(1, 16_000), torch.tensor([16_000])

@@ -206,6 +206,7 @@ def test_what_breaks_after_the_header_is_left_out_when_it_is_read(tmp_path, tone
 
 def test_a_sound_that_ends_before_its_transcript_is_left_out(tmp_path, tone, caplog):
     write(tmp_path / "a.wav", tone(1.0))
+    write(tmp_path / "b.wav", tone(10.0))
     entry = {"audio_filepath": "a.wav", "text": "one"}
     parts = {
         "whole": {},
@@ -213,9 +214,10 @@ def test_a_sound_that_ends_before_its_transcript_is_left_out(tmp_path, tone, cap
         "torn": {"duration": 4.0},
         "late": {"offset": 0.5, "duration": 2},
         "later": {"offset": 0.8, "duration": 0.5},
+        "long": {"audio_filepath": "b.wav", "duration": 10.4},
     }
     (tmp_path / "m.jsonl").write_text(manifest([{**entry, "id": name, **part} for name, part in parts.items()]))
-    assert [cut.id for cut in open_corpus(tmp_path / "m.jsonl")] == ["whole", "rounded"]
+    assert [cut.id for cut in open_corpus(tmp_path / "m.jsonl")] == ["whole", "rounded", "long"]
     assert "left out torn" in caplog.text and "1.00 s of the 4.00 s that it should have" in caplog.text
     (tmp_path / "m.jsonl").write_text(manifest([entry]))
     cuts = open_corpus(tmp_path / "m.jsonl")
