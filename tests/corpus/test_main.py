@@ -56,6 +56,25 @@ def test_prepare_and_split_on_the_command_line(tmp_path, tone, monkeypatch, caps
     assert stopped.value.code == 2
 
 
+def test_a_sample_and_the_rest_are_the_whole_corpus(tmp_path, tone, monkeypatch, capsys):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(
+        manifest({"id": name, "audio_filepath": "a.wav", "text": "one"} for name in "abcd")
+    )
+    some, others = tmp_path / "some.jsonl.gz", tmp_path / "others.jsonl.gz"
+
+    def sample(utterances: int) -> None:
+        options = ("--utterances", utterances, "--out", some, "--rest", others)
+        run("sample", tmp_path / "m.jsonl", *options, monkeypatch=monkeypatch)
+
+    with pytest.raises(SystemExit, match="2"):
+        sample(4)
+    assert "4 utterances; 4 leave no --rest" in capsys.readouterr().err and not some.exists()
+    sample(3)
+    parts = [[cut.id for cut in open_corpus(path)] for path in (some, others)]
+    assert list(map(len, parts)) == [3, 1] and sorted(parts[0] + parts[1]) == list("abcd")
+
+
 def test_utterances_of_nobody_known_are_no_speaker_to_be_split_off(tmp_path, tone, monkeypatch):
     write(tmp_path / "a.wav", tone(1.0))
     entries = [{"id": str(i), "audio_filepath": "a.wav", "text": "one", "speaker": "xy"[i:][:1]} for i in range(6)]
