@@ -27,7 +27,7 @@ def read_manifest(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
         if isinstance(entry, Utterance):
             yield entry
         elif _is_text(entry):
-            yield Utterance(entry["id"], path, entry.get("text") or "", source=entry["source"])
+            yield Utterance(entry["id"], path, entry["text"], source=entry["source"])
         else:
             yield _utterance(entry, path.parent / entry["audio_filepath"])
 
@@ -62,7 +62,7 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
 
 
 def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[dict[str, Any] | Utterance]:
-    """The objects of the lines, each with an id; for an invalid line, an utterance with its fault."""
+    """The objects of the lines, each with an id and a text; for an invalid line, an utterance with its fault."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -77,7 +77,9 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
         default = entry.get("audio_filepath") or f"{path.name} line {number}"
         if entry.get("offset") is not None:  # one of several utterances in a file
             default += f"-{entry['offset']}"
-        yield entry | {"id": default if entry.get("id") in (None, "") else str(entry["id"])}
+        name = default if entry.get("id") in (None, "") else str(entry["id"])
+        text = entry.get("text")  # may be anything where no transcript is needed
+        yield entry | {"id": name, "text": text if isinstance(text, str) else ""}
 
 
 def _fault(entry: Any, transcribed: bool) -> str | None:
@@ -89,9 +91,9 @@ def _fault(entry: Any, transcribed: bool) -> str | None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             return f"{key} must be a number, 0 or more"
     needed = ["source" if _is_text(entry) else "audio_filepath", *(["text"] if transcribed else [])]
-    missing = [key for key in needed if not isinstance(entry.get(key), str)]
-    if missing:
-        return f"no {' and no '.join(missing)}"
+    wrong = [key for key in needed if not isinstance(entry.get(key), str)]
+    if wrong:
+        return " and ".join(f"no {key}" if entry.get(key) is None else f"{key} is not a string" for key in wrong)
     halves = (key for key in ("text", "source", "speaker") if _SURROGATE.search(str(entry.get(key) or "")))
     return next((f"half a character in its {key}" for key in halves), None)
 
@@ -103,4 +105,4 @@ def _is_text(entry: dict[str, Any]) -> bool:
 def _utterance(entry: dict[str, Any], path: Path) -> Utterance:
     duration, offset = entry.get("duration"), entry.get("offset")
     speaker = "" if entry.get("speaker") is None else str(entry["speaker"])
-    return Utterance(entry["id"], path, entry.get("text") or "", speaker, duration, offset or 0.0)
+    return Utterance(entry["id"], path, entry["text"], speaker, duration, offset or 0.0)

@@ -26,15 +26,23 @@ def corpus(tmp_path, tone):
     [
         (r'{"audio_filepath": "a.wav", "text": "bad \ud83d", "id": "b"}', "half a character in its text"),
         (r'{"audio_filepath": "a.wav", "text": "x", "speaker": "\ud83d"}', "half a character in its speaker"),
+        ('{"audio_filepath": "a.wav", "text": 7}', "text is not a string"),
         ('{"audio_filepath": "a.wav", "text": "x", "offset": 1' + 400 * "0" + "}", "offset must be a number"),
         ('{"audio_filepath": "a.wav", "text": "x", "offset": 1' + 5000 * "0" + "}", "not JSON"),
         (100_000 * "[", "not JSON"),
     ],
-    ids=["text", "speaker", "offset", "digits", "brackets"],
+    ids=["text", "speaker", "number", "offset", "digits", "brackets"],
 )
 def test_a_line_that_cannot_be_is_left_out_by_its_number(corpus, caplog, line, fault):
     assert corpus(line) == ["a.wav"]
     assert "line 2" in caplog.text and fault in caplog.text
+
+
+def test_what_stands_for_a_transcript_where_none_is_needed_is_ignored(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(manifest([{"audio_filepath": "a.wav", "text": ["one"]}]))
+    (cut,) = open_corpus(tmp_path / "m.jsonl", transcribed=False)
+    assert cut.supervisions[0].text == ""
 
 
 def test_half_a_character_of_a_text_to_read_is_left_out(tmp_path, caplog):
