@@ -77,6 +77,16 @@ def test_a_wav_that_was_copied_in_part_is_named(tmp_path, tone):
     assert len(read_audio(tmp_path / "a.wav")) == 2 * SAMPLE_RATE - 50
 
 
+def test_a_chunk_of_odd_size_before_the_samples_has_a_byte_of_padding(tmp_path, tone):
+    soundfile.write(tmp_path / "a.wav", tone(2.0), SAMPLE_RATE, subtype="PCM_16")
+    whole = (tmp_path / "a.wav").read_bytes()
+    place = whole.index(b"data")
+    note = b"note" + (3).to_bytes(4, "little") + b"abc\0"
+    (tmp_path / "a.wav").write_bytes(whole[:place] + note + whole[place:-SAMPLE_RATE])
+    with pytest.raises(AudioError, match=r"a.wav: cut off, the last 0.5 s are missing"):
+        read_duration(tmp_path / "a.wav")
+
+
 def test_an_mp3_that_was_copied_in_part_is_named(tmp_path, tone):
     soundfile.write(tmp_path / "a.mp3", tone(4.0), SAMPLE_RATE, format="MP3")
     whole = (tmp_path / "a.mp3").read_bytes()
