@@ -239,6 +239,9 @@ def test_matrices_are_read_from_npy_and_pt(tmp_path):
     for name in ("a.npy", "a.pt"):
         assert np.array_equal(read_matrix(tmp_path / name), matrix)
         assert read_shape(tmp_path / name) == (7, 3)
+    torch.save(torch.from_numpy(matrix).bfloat16(), tmp_path / "a.pt")
+    assert read_matrix(tmp_path / "a.pt").dtype == np.float32
+    assert np.abs(read_matrix(tmp_path / "a.pt") - matrix).max() < 0.01
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.pt"])
@@ -273,9 +276,19 @@ def test_a_pickle_is_never_loaded(tmp_path):
             read_matrix(tmp_path / name)
 
 
-def test_a_vector_is_no_matrix(tmp_path):
-    np.save(tmp_path / "a.npy", np.zeros(5))
-    with pytest.raises(AudioError, match=r"\(T, d\)"):
+@pytest.mark.parametrize(
+    ("matrix", "reason"),
+    [
+        (np.zeros(5), r"\(T, d\)"),
+        (np.zeros((0, 3)), "is empty"),
+        (np.full((7, 3), np.nan), "not finite"),
+        (np.full((7, 3), 1e300), "not finite"),
+    ],
+    ids=["vector", "empty", "NaN", "too large for float32"],
+)
+def test_what_is_no_matrix_of_numbers_is_named(tmp_path, matrix, reason):
+    np.save(tmp_path / "a.npy", matrix)
+    with pytest.raises(AudioError, match=rf"a\.npy: .*{reason}"):
         read_matrix(tmp_path / "a.npy")
 
 
