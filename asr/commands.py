@@ -191,7 +191,10 @@ def check_no_model(folder: Path) -> None:
 @contextlib.contextmanager
 def guarded(command: str) -> Iterator[None]:
     """Wraps a command: an error that the user can fix ends it with one line (code 2), and so do external causes (130
-    for Ctrl-C, 1 if memory runs out)."""
+    for Ctrl-C, 1 if memory runs out). An output that is closed (`2>&-`) is replaced by one that goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115
     try:
         yield
     except (ValueError, OSError) as error:

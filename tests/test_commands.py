@@ -326,6 +326,16 @@ def test_a_closed_standard_input_is_one_line(files, monkeypatch):
     assert done.returncode == 1 and b"there is no standard input" in done.stderr
 
 
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_output_changes_nothing_else(files, monkeypatch, capsys, closed):
+    monkeypatch.setattr(sys, closed, None)  # as `2>&-` does
+    with pytest.raises(SystemExit, match="1"):
+        transcribe.main([str(files / "a.wav"), "nowhere.wav", "--model", str(files / "model")])
+    written = capsys.readouterr()
+    assert ("a.wav: " in written.out, "nowhere.wav" in written.out) == (closed == "stderr", False)
+    assert ("nowhere.wav: no such file" in written.err) == (closed == "stdout")
+
+
 def test_what_cannot_be_written_is_found_before_any_work(files, tmp_path, monkeypatch):
     (tmp_path / "folder.jsonl.gz").mkdir()
     for command, flag in (("asr.evaluate", "--out"), ("asr.align", "--out"), ("asr.corpus", "--out")):
