@@ -91,8 +91,10 @@ def serving(threads: int, options: list[str]) -> Iterator[str]:
     with subprocess.Popen(command, env=environment, text=True, **pipes) as server:
         address = server.stderr.readline().split()[1]
         threading.Thread(target=server.stderr.read, daemon=True).start()  # or the server would block on a full pipe
-        yield address
-        server.kill()
+        try:
+            yield address
+        finally:  # or Popen would wait for the server when a client fails
+            server.kill()
 
 
 def under_load(
