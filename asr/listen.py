@@ -126,12 +126,17 @@ def _as_json(heard: Heard) -> None:
 
 def _on_terminal(heard: Heard) -> None:
     """Shows what is being said as the last line, as much of its end as fits; what may still change is dim."""
+    from rich.cells import cell_len
+
     say(ERASE)
     _as_text(heard)
-    width = shutil.get_terminal_size().columns - 2
-    tentative = heard.tentative[-width:]
-    room = max(0, width - len(tentative))
-    settled = heard.settled[-room:] if room else ""
+    parts, room = [], shutil.get_terminal_size().columns - 2
+    for text in (heard.tentative, heard.settled):
+        while text and cell_len(text) > room:
+            text = text[1:]
+        parts.append(text)
+        room -= cell_len(text)
+    tentative, settled = parts
     say(f"{settled} {DIM}{tentative}{PLAIN}")
 
 

@@ -143,7 +143,8 @@ def test_sound_that_cannot_be_read_to_its_end_ends_all_the_same():
 
 def test_what_does_not_fit_the_line_is_left_out_at_its_beginning(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "42")
-    for settled, tentative, shown in (("s" * 100, "t" * 60, 40), ("s" * 100, "t" * 10, 40), ("s" * 5, "t", 6)):
+    cases = (("s" * 100, "t" * 60, 40), ("s" * 100, "t" * 10, 40), ("s" * 5, "t", 6), ("字" * 100, "字" * 5, 40))
+    for settled, tentative, shown in cases:
         _on_terminal(Heard(start=0.0, settled=settled, tentative=tentative))
         written = capsys.readouterr().out
-        assert written.count("s") + written.count("t") == shown
+        assert written.count("s") + written.count("t") + 2 * written.count("字") == shown  # which is two columns wide
