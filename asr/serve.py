@@ -53,7 +53,10 @@ def main(argv: list[str] | None = None) -> None:
         from asr.service import Limits, application
     except ImportError as error:
         raise ValueError(f"{error.name} is missing: pip install '.[serve]'") from None
-    family, *_, address = socket.getaddrinfo(args.host, args.port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, *_, address = socket.getaddrinfo(args.host, args.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ValueError(f"--host {args.host}: {error.strerror}") from None
     with socket.create_server(address[:2], family=family) as listening:
         recognizer = load_recognizer(args)
         if recognizer.takes != "sound":

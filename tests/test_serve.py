@@ -46,7 +46,7 @@ def test_it_answers_until_it_is_told_to_end_and_waits_for_no_upload_for_ever(fil
         (["--max-waiting", "-1"], b"--max-waiting and --grace-seconds must not be negative"),
         (["--port", "99999"], b"--port lies between 0 and 65535, and is 99999"),
         (["--model", "nowhere"], b"nowhere: not a model folder"),
-        (["--host", "256.0.0.1"], b"asr.serve: "),
+        (["--host", "256.0.0.1"], b"asr.serve: --host 256.0.0.1: "),
     ],
 )
 def test_what_it_cannot_do_is_one_line(arguments, said):
