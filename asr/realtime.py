@@ -79,7 +79,7 @@ class Settings:
                 raise ValueError("format must be audio/pcm with a rate between 8000 and 48000")
             settings = replace(settings, rate=rate)
         if "turn_detection" in given:
-            settings = replace(settings, pause=_pause(given["turn_detection"]))
+            settings = replace(settings, pause=_pause(given["turn_detection"], self.pause or PAUSE))
         if "keywords" in _fields("transcription", given.get("transcription") or {}, "keywords"):
             keywords = given["transcription"]["keywords"] or ()
             if not isinstance(keywords, list | tuple) or not all(isinstance(word, str) for word in keywords):
@@ -95,11 +95,11 @@ class Settings:
         return {"type": "transcription", "object": "realtime.transcription_session", "audio": audio}
 
 
-def _pause(turn_detection: Any) -> float | None:
+def _pause(turn_detection: Any, before: float) -> float | None:
     if turn_detection is None:
         return None
     given = _fields("turn_detection", turn_detection, "type", "silence_duration_ms")
-    milliseconds = given.get("silence_duration_ms", 1000 * PAUSE)
+    milliseconds = given.get("silence_duration_ms", 1000 * before)
     if given.get("type", "server_vad") != "server_vad":
         raise ValueError(f"turn_detection is null or of type server_vad, not {given['type']}")
     if not isinstance(milliseconds, int | float) or not 1000 * MARGIN <= milliseconds <= 60_000:
