@@ -63,7 +63,8 @@ class Asked(NamedTuple):
 def asked_for(form: FormData) -> Asked:
     """Parses the fields of a request. Raises ValueError."""
     given = {name: value for name, value in form.multi_items() if value != ""}
-    if unknown := next((name for name in given if name not in (*FIELDS, "phrases[]")), None):
+    others = (name for name in given if name not in (*FIELDS, "phrases[]"))
+    if unknown := next((name for name in others if not name.startswith("chunking_strategy[")), None):  # an object's
         raise ValueError(f"{unknown} is not known here; fields are {', '.join(FIELDS)}")
     if isinstance(given.get("file", ""), str):
         raise ValueError("file must be an audio file")
@@ -137,7 +138,7 @@ class Service:
         if int(size) > most * 2**20:
             raise HTTPException(413, f"the request has {int(size) / 2**20:.1f} MiB, at most {most:g} are taken")
         self._check_room()
-        async with request.form(max_files=1, max_fields=100, max_part_size=2**18) as form:
+        async with request.form(max_files=1, max_fields=MOST_PHRASES + 100, max_part_size=2**18) as form:
             try:
                 asked = asked_for(form)
                 if asked.all_words and not self.shared.recognizer.word_times:

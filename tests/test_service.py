@@ -23,6 +23,7 @@ def ask(server: str, path=None, **fields) -> requests.Response:
 
 def test_json_is_the_text_and_nothing_else(server, files, served):
     ignored = {"model": "whisper-1", "language": "en", "temperature": "0", "prompt": "Ghibli", "stream": "False"}
+    ignored |= {"chunking_strategy[type]": "server_vad", "include[]": "logprobs"}  # as OpenAI's client sends objects
     answer = ask(server, files / "a.wav", **ignored)
     assert answer.headers["content-type"] == "application/json"
     assert answer.json() == {"text": served.transcribe(files / "a.wav").text} != {"text": ""}
@@ -53,6 +54,12 @@ def test_phrases_are_of_one_request(server, files):
     assert "abab" in asked["text"].replace(" ", "") or "cdcd" in asked["text"].replace(" ", "")
     assert ask(server, files / "a.wav", **{"phrases[]": ["abab", "cdcd"], "phrase_weight": "50"}).json() == asked
     assert ask(server, files / "a.wav").json() == before != asked
+
+
+def test_as_many_phrases_as_there_may_be_can_be_a_field_each(server, files):
+    answer = ask(server, files / "a.wav", **{"phrases[]": ["ab"] * MOST_PHRASES})
+    assert answer.status_code == 200, answer.text
+    assert "phrases: more than 1000" in ask(server, files / "a.wav", **{"phrases[]": ["ab"] * (MOST_PHRASES + 1)}).text
 
 
 def test_many_at_once_are_answered_as_one_is(server, files):
