@@ -91,6 +91,8 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
 
 def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: Recognizer) -> None:
     """Raises ValueError for an option without effect on this recogniser; `given`: the fields set of `DecodeOptions`."""
+    if args.piece_seconds is not None and recognizer.takes != "sound":
+        raise ValueError(f"--piece-seconds is for sound, but this model takes {recognizer.takes}")
     if args.piece_seconds is not None and recognizer.window:
         raise ValueError(f"--piece-seconds: this model hears pieces of {recognizer.window:g} s")
     if args.phrase_weight is not None and not recognizer.options.phrases:

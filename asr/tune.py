@@ -59,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for name, flag in AXES.items():
+        if getattr(args, name) is not None and getattr(args, f"{name}s"):
+            raise ValueError(f"--{name.replace('_', '-')} would have no effect: {flag} are tried")
     if args.write and not args.model:
         raise ValueError("--write needs --model: the model that ships is not changed")
     from asr.corpus import open_corpus

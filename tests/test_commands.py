@@ -263,6 +263,12 @@ def test_a_wrong_option_is_one_line_and_code_two(files, arguments, named):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_matrices_are_not_cut_into_pieces(files, tiny_model):
+    SpeechModel(FeatureConfig(kind="matrix", dim=80), tiny_model.transformer, tiny_model.tokenizer).save(files / "wide")
+    done = call("asr.transcribe", "--model", files / "wide", "--piece-seconds", "5", files / "a.npy")
+    assert done.returncode == 2 and b"--piece-seconds is for sound, but this model takes matrix" in done.stderr
+
+
 @pytest.mark.parametrize(("arguments", "loaded"), [([], True), (["--lm-weight", "0"], False)])
 def test_a_language_model_without_weight_is_not_loaded(arguments, loaded):
     recognizer = load_recognizer(evaluate.parser().parse_args(["corpus", *arguments]))

@@ -69,6 +69,13 @@ def test_weights_of_a_model_that_is_not_there_are_not_tuned(files, flag, missing
     assert f"{flag} needs another model: give one with {missing}" in done.stderr.decode()
 
 
+@pytest.mark.parametrize(("one", "several"), [("--ctc-weight", "--ctc-weights"), ("--lm-weight", "--lm-weights")])
+def test_a_weight_that_is_given_and_tuned_is_refused(files, one, several):
+    done = call("asr.tune", files, "--model", files / "model", one, 0, several, 0.2, 0.4)
+    assert done.returncode == 2
+    assert done.stderr.decode() == f"asr.tune: {one} would have no effect: {several} are tried\n"
+
+
 def test_tuning_does_not_change_the_model_that_ships(files):
     done = call("asr.tune", files, "--write")
     assert done.returncode == 2
