@@ -65,11 +65,9 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     """The recogniser that the options ask for. Raises ValueError naming the option or the folder that is wrong, or an
     option that would have no effect."""
     settings = {"precision": args.precision, "ngram": args.ngram}
-    for name in ("batch_seconds", "channel"):  # not all commands have these
+    for name in ("piece_seconds", "batch_seconds", "channel"):  # not all commands have the last two
         if (value := getattr(args, name, None)) is not None:
             settings[name] = value
-    if args.piece_seconds is not None:
-        settings["piece_seconds"] = args.piece_seconds
     if args.attention_window is not None:
         if args.attention_window < 1:
             raise ValueError(f"--attention-window must be at least 1, not {args.attention_window}")
