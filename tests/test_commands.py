@@ -275,6 +275,13 @@ def test_a_language_model_without_weight_is_not_loaded(arguments, loaded):
     assert (recognizer.language_model is not None) == loaded
 
 
+def test_the_recogniser_is_as_the_options_say(files):
+    options = ["--batch-seconds", "7", "--piece-seconds", "5", "--attention-window", "3", "--length-bonus", "0.5"]
+    recognizer = load_recognizer(evaluate.parser().parse_args(["corpus", "--model", str(files / "model"), *options]))
+    assert (recognizer.batch_seconds, recognizer.piece_seconds, recognizer.options.length_bonus) == (7.0, 5.0, 0.5)
+    assert recognizer.model.transformer.config.attention_window == (3, 3)
+
+
 def test_commands_work_from_any_directory(files, tmp_path):
     done = run("asr.transcribe", "--model", "model", "a.wav", cwd=files)
     assert done.returncode == 0

@@ -130,6 +130,19 @@ def test_without_standard_input_it_says_what_to_pipe(monkeypatch):
     assert done.returncode == 2 and b"arecord" in done.stderr
 
 
+@pytest.mark.usefixtures("ctrl_c")  # which the command takes
+@pytest.mark.parametrize(("options", "times"), [([], (0.5, 0.5)), (["--every", 2, "--pause", 3], (2, 3))])
+def test_drafts_and_pauses_are_as_the_options_say(files, monkeypatch, options, times):
+    read, write = os.pipe()
+    os.close(write)
+    given = []
+    monkeypatch.setattr("asr.decode.listening.listen", lambda *settings: given.append(settings[3:]) or [])
+    with open(read) as pipe:
+        monkeypatch.setattr("sys.stdin", pipe)
+        assert call("asr.listen", "--model", files / "model", "--format", "json", *options).returncode == 0
+    assert given == [times]
+
+
 def test_sound_that_cannot_be_read_to_its_end_ends_all_the_same():
     own, other = socket.socketpair()
     with own:

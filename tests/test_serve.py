@@ -54,6 +54,20 @@ def test_what_it_cannot_do_is_one_line(arguments, said):
     assert done.returncode == 2 and said in done.stderr and done.stderr.count(b"\n") == 1
 
 
+def test_every_limit_has_its_option(files, monkeypatch):
+    given = []
+
+    def application(recognizer, name, limits):
+        given.append((name, limits._asdict()))
+        raise ValueError("enough")
+
+    monkeypatch.setattr("asr.service.application", application)
+    limits = ["--at-once", 2, "--max-waiting", 3, "--max-mib", 4, "--max-seconds", 5, "--streams", 6]
+    done = call("asr.serve", "--model", files / "model", "--port", "0", *limits)
+    assert done.stderr == b"asr.serve: enough\n"
+    assert given == [(str(files / "model"), {"at_once": 2, "waiting": 3, "mib": 4, "seconds": 5, "streams": 6})]
+
+
 @pytest.mark.parametrize("library", ["uvicorn", "websockets", "starlette.applications", "python_multipart"])
 def test_a_library_that_is_missing_is_named(files, monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)

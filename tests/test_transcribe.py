@@ -1,6 +1,7 @@
 """Where `asr.transcribe` writes its transcripts."""
 
 import errno
+import io
 import os
 import shutil
 from pathlib import Path
@@ -68,6 +69,12 @@ def test_what_could_not_be_read_to_its_end_is_not_done(files):
     assert call(*command, "--skip-existing").returncode == 0
     assert {path.name for path in (files / "out").iterdir()} == {"a.part.txt", "a.txt", "b.txt"}
     assert call(*command[:-2], "--skip-existing").returncode == 2
+
+
+def test_what_is_to_come_is_known_without_reading_standard_input(files, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((files / "a.wav").read_bytes())))
+    known = [str(files / name) for name in ("a.wav", "b.wav", "nowhere.wav", "a.txt")]
+    assert transcribe._seconds([*known, "-"]) == 2.0
 
 
 def test_a_transcript_that_cannot_be_written_is_one_line(files, monkeypatch):

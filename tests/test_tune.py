@@ -47,6 +47,20 @@ def test_without_the_language_model_all_weights_of_the_internal_one_are_one_row(
     assert best.nbest == 1 and heard is scored  # nbest is not a property of the model
 
 
+def test_the_lowest_error_rate_is_chosen_the_first_of_several(monkeypatch):
+    heard = {0.1: "a b", 0.2: "a c", 0.3: "a c", 0.4: "b"}
+
+    def transcribed(recognizer, cuts):
+        said = heard[recognizer.options.ctc_weight]
+        return types.SimpleNamespace(references=["a c"], hypotheses=[said], seconds=1.0)
+
+    monkeypatch.setattr("asr.decode.corpora.transcribe_cuts", transcribed)
+    model = types.SimpleNamespace(transformer=types.SimpleNamespace(ctc=True))
+    recognizer = types.SimpleNamespace(options=DecodeOptions(), model=model, language_model=None)
+    best, scored = best_options(recognizer, None, {"ctc_weight": list(heard)})
+    assert best.ctc_weight == 0.2 and scored.hypotheses == ["a c"]
+
+
 def test_what_the_model_has_not_or_cannot_be_written_is_said_before_any_work(files, tiny_config, monkeypatch):
     monkeypatch.setattr("asr.decode.corpora.transcribe_cuts", lambda *args: pytest.fail("it was decoded"))
     SpeechModel(FeatureConfig(), Transformer(dataclasses.replace(tiny_config, ctc=False)), CharTokenizer(LETTERS)).save(
