@@ -80,6 +80,12 @@ def test_every_script_is_drawn(observation, recwarn):  # noqa: F811
     assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
 
 
+def test_a_later_piece_has_its_times_in_the_recording(observation, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(inspect, "_image", lambda figure, attributes="": "")
+    page = inspect.page(observation, "calls/<one>.wav", 20.0)
+    assert "<h1>&lt;one&gt;.wav</h1>\n<p>20.00 to 20.50 s; 2 tokens out; 2 heads in 2 encoder layers, 2 in 1" in page
+
+
 def test_bad_input_is_one_line(files, capsys):
     (files / "notes.txt").write_text("words\n")
     model, out = ("--model", files / "model"), ("--out", files / "page.html")

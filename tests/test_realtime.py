@@ -121,6 +121,7 @@ def test_without_turn_detection_the_client_commits(client, served):
     client.say("input_audio_buffer.commit")
     events = client.completed()
     assert events[0]["audio_start_ms"] == pytest.approx(2600, abs=40)
+    assert events[-3]["audio_end_ms"] == pytest.approx(3300, abs=40)
     assert events[-1]["transcript"] == heard(served, noise(0.7, 2))
 
 
