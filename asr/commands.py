@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
+import json
 import os
 import re
 import sys
@@ -208,13 +210,16 @@ def guarded(command: str) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Prints and flushes, with escapes for characters that the terminal's encoding lacks; a closed pipe (`| head`) ends
-    the command silently."""
+    """Prints and flushes, with JSON's escapes for characters that the terminal's encoding lacks; a closed pipe
+    (`| head`) ends the command silently."""
     try:
         try:
             print(text, end="", flush=True)
         except UnicodeEncodeError:
-            sys.stdout.reconfigure(errors="backslashreplace")
+            codecs.register_error(
+                "json", lambda error: (json.dumps(error.object[error.start : error.end])[1:-1], error.end)
+            )
+            sys.stdout.reconfigure(errors="json")
             print(text, end="", flush=True)
     except OSError as error:
         give_up_output()

@@ -17,7 +17,7 @@ import torch
 
 from asr import evaluate, transcribe
 from asr.audio.features import FeatureConfig
-from asr.commands import load_model, load_recognizer, progress_bar
+from asr.commands import load_model, load_recognizer, progress_bar, say
 from asr.decode import DecodeOptions
 from asr.decode.tuning import save_tuning
 from asr.model.language_model import LanguageModel, TextModel
@@ -367,6 +367,12 @@ def test_a_terminal_without_a_character_shows_its_number(files, monkeypatch):
     assert done.returncode == 0, done.stderr
     names = [line.split(b": ")[0] for line in done.stdout.splitlines()]
     assert names == [os.fsencode(files) + rb"/\u4e16.wav", os.fsencode(files / "b.wav")]
+
+
+def test_json_is_json_on_a_terminal_without_its_characters_too(monkeypatch):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    say(json.dumps({"text": "é 世 😀"}, ensure_ascii=False))
+    assert json.loads(sys.stdout.buffer.getvalue()) == {"text": "é 世 😀"}
 
 
 @pytest.mark.parametrize(
