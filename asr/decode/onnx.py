@@ -156,6 +156,7 @@ def _quantize(path: Path) -> None:
 
     with _quiet():
         quantize_dynamic(path, path, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # of more than 2 GB; the new graph has its own weights
 
 
 @contextlib.contextmanager

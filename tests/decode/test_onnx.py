@@ -104,3 +104,15 @@ def test_whole_numbers_make_graphs_smaller_and_change_little(exported, tmp_path)
     inputs = speech[None], torch.tensor([len(speech)])
     wanted, found = (onnx._session(where / onnx.ENCODER)(*inputs)[-1] for where in (folder, tmp_path))
     assert 1e-3 < (found - wanted).square().mean().sqrt() < 0.15  # 0.34 with the mel bands in whole numbers, too
+
+
+def test_of_a_graph_with_weights_in_a_file_beside_it_only_the_whole_numbers_stay(exported, tmp_path):
+    """As are those of a model of more than 2 GB; in whole numbers they fit into the graph."""
+    import onnx as files
+
+    graph = files.load(exported[1] / onnx.DECODER)
+    files.save(graph, tmp_path / onnx.DECODER, save_as_external_data=True, location=f"{onnx.DECODER}.data")
+    assert len(list(tmp_path.iterdir())) == 2
+    onnx._quantize(tmp_path / onnx.DECODER)
+    assert list(tmp_path.iterdir()) == [tmp_path / onnx.DECODER]
+    assert onnx._session(tmp_path / onnx.DECODER)
