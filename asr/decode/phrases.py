@@ -9,6 +9,7 @@ bigram: there is no loop over hypotheses or phrases.
 from __future__ import annotations
 
 import logging
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 LARGEST = 5 * 10**7  # most numbers in a table
 STRANGE = "\ue000"  # a letter that is in no vocabulary and in no phrase
+INSIDE = "'\u2019-\u200c\u200d"  # apostrophes, the hyphen and joiners stand between the letters of a word
 
 
 class Phrases(NamedTuple):
@@ -145,4 +147,5 @@ def _ends_a_word(tokenizer: Tokenizer, token: int, eos: int) -> bool:
     script without spaces."""
     piece = tokenizer.piece(token)
     special = token == eos or piece in SPECIALS or (piece.startswith("<|") and piece.endswith("|>"))
-    return special or is_unspaced(piece[0]) or not (piece[0].isalnum() or piece[0] in "'\u2019-")
+    goes_on = unicodedata.category(piece[0])[0] in "LMN" or piece[0] in INSIDE  # M: vowel signs, accents
+    return special or is_unspaced(piece[0]) or not goes_on

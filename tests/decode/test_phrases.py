@@ -117,6 +117,15 @@ def test_punctuation_ends_a_word_and_scripts_without_spaces_have_none():
     assert total(Phrases.of([["ab"]], 1.0, phonemes, EOS), phonemes.encode("cabc")) == 2
 
 
+@pytest.mark.parametrize("sign", ["\u093e", "\u0301", "\u200c", "\u200d"])
+def test_a_vowel_sign_an_accent_or_a_joiner_goes_on_with_the_word(sign):
+    letters = CharTokenizer(list(f" \u0930\u092e{sign}"))
+    phrases = Phrases.of([["\u0930\u092e"]], 1.0, letters, EOS)
+    nothing = total(phrases, [])
+    assert total(phrases, letters.encode("\u0930\u092e")) - nothing == 3
+    assert total(phrases, letters.encode(f"\u0930\u092e{sign}")) == nothing
+
+
 def test_of_the_ways_to_write_a_phrase_each_earns(caplog):
     cased = CharTokenizer(list(" abAB"))
     phrases = Phrases.of([["ab", "Ab"]], 1.0, cased, EOS)
