@@ -59,15 +59,14 @@ def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
     ctc = transformer.ctc_log_probs(memory)[0].float().cpu() if transformer.ctc else None
     M = memory.shape[1]
     first, step = frame_times(recognizer.model)
-    length = len(samples) / (1 if recognizer.takes == "text" else recognizer.rate)
-    frames = len(samples) if recognizer.takes == "text" else math.ceil(length * front_end.config.frames_per_second)
+    rate, per_second = (1, 1) if recognizer.takes == "text" else (recognizer.rate, front_end.config.frames_per_second)
     cross = torch.stack([weights[0, :, before:].float().cpu() for weights in cross_attention])
     return Observation(
         takes=recognizer.takes,
         unit="tokens" if recognizer.takes == "text" else "seconds",
-        length=length,
+        length=len(samples) / rate,
         frames=(first, first + M * step),
-        features=X[0, :frames].cpu(),
+        features=X[0, : math.ceil(len(samples) * per_second / rate)].cpu(),
         source=[_symbol(tokenizer, int(token)) for token in samples] if recognizer.takes == "text" else [],
         text=tokenizer.decode(best.tokens).strip(),
         tokens=[*(_symbol(tokenizer, token) for token in best.tokens), "<eos>"],

@@ -98,11 +98,12 @@ def test_frames_stand_in_the_middle_of_what_they_see(shipped):
     assert step == pytest.approx(0.08) and first + step / 2 == pytest.approx(0.165 / 2, abs=0.006)
 
 
-def test_what_pads_to_a_window_is_not_seen(tiny_config):
+@pytest.mark.parametrize("seconds", [1.0, 1.1])
+def test_what_pads_to_a_window_is_not_seen(tiny_config, seconds):
     model = SpeechModel(FeatureConfig("whisper", pad_seconds=3.0), Transformer(tiny_config), CharTokenizer(LETTERS))
-    sound = np.random.default_rng(0).normal(0, 0.1, 16000).astype(np.float32)
+    sound = np.random.default_rng(0).normal(0, 0.1, round(seconds * 16000)).astype(np.float32)
     observation = observe(Recognizer(model, precision="float32"), sound)
-    assert observation.length == 1.0 and len(observation.features) == 100
+    assert observation.length == seconds and len(observation.features) == round(seconds * 100)
 
 
 def test_silence_has_no_words(tiny_model):
