@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from asr.decode.scoring import character_errors, sentence_error_rate, wer_interval, word_errors
+from asr.decode.scoring import character_errors, right_words, sentence_error_rate, wer_interval, word_errors
 
 
 def test_edits_are_counted_over_all_pairs():
@@ -45,3 +45,9 @@ def test_errors_that_come_together_widen_the_interval():
 
 def test_without_words_the_interval_is_zero():
     assert wer_interval(["", ""], ["", ""]) == wer_interval([], []) == (0.0, 0.0)
+
+
+def test_a_word_is_right_where_it_is_aligned_with_its_like():
+    assert right_words("the cat sat down", "oh the cat down") == [False, True, True, True]
+    assert right_words("red fox", "red box red") == [True, False, False]
+    assert right_words("", "oh") == [False] and right_words("oh", "") == []
