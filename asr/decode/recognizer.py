@@ -140,7 +140,7 @@ class Recognizer:
 
             model, tuned = import_model(str(folder).removeprefix(FOREIGN)).to(device), {}
         else:
-            folder = Path(folder or resource("data", "models", "english"))
+            folder = Path(resource("data", "models", "english") if folder is None else folder)
             model, tuned = SpeechModel.load(folder, device), load_tuning(folder)._asdict()
         settings = tuned | settings
         options = settings.pop("options", None) or default_options(model.transformer.ctc is not None)

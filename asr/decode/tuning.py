@@ -61,5 +61,5 @@ def load_tuning(folder: str | Path) -> Tuning:
         piece_seconds = tuned.get("piece_seconds")
         piece_seconds = None if piece_seconds is None else float(piece_seconds)
         return Tuning(options, calibration, language_model, bool(tuned.get("int8")), piece_seconds)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: not a tuning that this version can read ({error})") from None

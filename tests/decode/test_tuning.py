@@ -58,6 +58,13 @@ def test_a_damaged_file_is_a_clear_error(tiny_model, tmp_path, content):
         Recognizer.load(tmp_path)
 
 
+def test_a_folder_without_a_name_is_not_the_model_that_ships(tmp_path, monkeypatch):
+    """As of `--model "$MODEL"` where the variable is not set."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError):
+        Recognizer.load("")
+
+
 def test_an_option_of_the_search_takes_the_place_of_the_tuned_one_alone(tiny_model, tmp_path):
     tiny_model.save(tmp_path)
     save_tuning(tmp_path, DecodeOptions(beam_size=4, ctc_weight=0.5))
@@ -95,7 +102,10 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     assert tuned.options == DecodeOptions(beam_size=5, ctc_weight=0.5) and tuned.piece_seconds == 5.0
 
 
-@pytest.mark.parametrize("change", [{"piece_seconds": "long"}, {"calibration": {"mean": 1, "least": None, "bias": 1}}])
+@pytest.mark.parametrize(
+    "change",
+    [{"piece_seconds": "long"}, {"calibration": {"mean": 1, "least": None, "bias": 1}}, {"calibration": [0.1, 1, 1]}],
+)
 def test_what_is_no_number_is_found_when_it_is_loaded(tmp_path, change):
     save_tuning(tmp_path, DecodeOptions())
     path = tmp_path / "decoding.json"
