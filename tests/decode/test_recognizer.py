@@ -123,6 +123,15 @@ def test_long_recordings_are_cut_to_what_the_model_was_trained_on(tiny_model, tm
     tiny_model.trained_seconds = None
 
 
+def test_what_is_padded_to_a_window_takes_as_much_of_a_batch_as_the_window(tiny_config, monkeypatch):
+    model = SpeechModel(FeatureConfig("whisper", pad_seconds=3.0), Transformer(tiny_config), CharTokenizer(LETTERS))
+    recognizer, batches = Recognizer(model, batch_seconds=12), []
+    nothing = [Hypothesis([], 0.0)]
+    monkeypatch.setattr(recognizer, "recognize", lambda inputs: batches.append(len(inputs)) or [nothing] * len(inputs))
+    assert len(list(recognizer.transcribe_all([noise(1)] * 9))) == 9
+    assert batches == [4, 4, 1]
+
+
 @pytest.mark.parametrize("sound", [np.zeros(0), np.zeros(160), noise(0.01), np.zeros(5 * SAMPLE_RATE)])
 def test_silence_and_a_moment_of_sound_give_the_empty_transcript(recognizer, sound):
     assert recognizer.transcribe(sound).text == ""

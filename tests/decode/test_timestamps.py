@@ -130,7 +130,8 @@ def test_times_are_judged_by_the_posteriors_whatever_the_temperature(monkeypatch
 
 
 def test_times_become_segments(tiny_model, monkeypatch):
-    """The search is replaced by a given hypothesis: three letters, a pause of one second, two letters."""
+    """The search is replaced by a given hypothesis: three letters, a pause of one second, two letters that would end
+    after the sound, in the padding of a window."""
     import dataclasses
 
     import numpy as np
@@ -138,10 +139,10 @@ def test_times_become_segments(tiny_model, monkeypatch):
     config = tiny_model.transformer.config
     tiny_model.transformer.config = dataclasses.replace(config, first_timestamp=config.vocab_size - 1)
     first = config.vocab_size - 1
-    tokens = [first, 6, 7, 8, first + 50, first + 100, 9, 10, first + 150]
+    tokens = [first, 6, 7, 8, first + 50, first + 100, 9, 10, first + 250]
     recognizer = Recognizer(tiny_model, DecodeOptions("greedy", beam_size=1))
     monkeypatch.setattr(
         recognizer, "recognize", lambda inputs: [[Hypothesis(tokens, -9.0, [-1.0] * 9)] for _ in inputs]
     )
     transcript = recognizer.transcribe(np.full(4 * 16_000, 0.1, np.float32))
-    assert [(s.start, s.end, len(s.text)) for s in transcript.segments] == [(0.0, 1.0, 3), (2.0, 3.0, 2)]
+    assert [(s.start, s.end, len(s.text)) for s in transcript.segments] == [(0.0, 1.0, 3), (2.0, 4.0, 2)]
