@@ -75,7 +75,7 @@ def listen(
             for each in zip(pieces, decode(recognizer, [piece.samples for piece in pieces]), strict=True):
                 yield Heard([segment for segment in recognizer.segments(*each) if segment.words])
         new = new + len(fresh) / SAMPLE_RATE if cutter.speaks else 0.0
-        if drafter and new >= wanted and not last:
+        if drafter and new >= wanted:
             piece, began = Piece(cutter.start / SAMPLE_RATE, cutter.rest), time.monotonic()
             [found] = decode(drafter, [piece.samples])
             new, wanted = 0.0, max(every, rest * (time.monotonic() - began))
