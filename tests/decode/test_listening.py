@@ -41,6 +41,7 @@ def test_a_pause_ends_a_piece_which_is_heard_as_it_would_be_alone(recognizer):
         piece = Piece(segment.start, TURNS[round(segment.start * SAMPLE_RATE) : round(segment.end * SAMPLE_RATE)])
         [alone] = recognizer.segments(piece, recognizer.recognize([piece.samples])[0])
         assert segment.text == alone.text and segment.words[-1].end == alone.words[-1].end
+        assert segment.start <= segment.words[0].start < segment.end  # in the recording, not in the piece
         assert segment.score == pytest.approx(alone.score, abs=1e-4)
 
 
