@@ -349,7 +349,7 @@ class Recognizer:
 
     def _is_doubtful(self, hypothesis: Hypothesis) -> bool:
         confidences = [word.confidence for word in self._words(hypothesis, 0.0)]
-        return bool(confidences) and sum(confidences) < SURE * len(confidences)
+        return sum(confidences) < SURE * len(confidences)
 
     def _phrases(self, options: DecodeOptions) -> Phrases | None:
         """The tables of the options' phrases, rebuilt if the last request had others."""
