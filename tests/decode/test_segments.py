@@ -226,3 +226,11 @@ def test_a_detector_hears_what_comes_in_as_it_hears_the_whole():
     assert heard.shape == whole.shape
     assert np.mean((heard >= SPEECH) == (whole >= SPEECH)) > 0.97
     assert list(Cutter(judge=SpeechDetector()).cut(np.zeros(0, np.float32), last=True)) == []
+
+
+def test_a_pause_is_not_amplified_as_a_quiet_speaker_would_be(monkeypatch):
+    monkeypatch.setattr(segments, "_new_detector", lambda: lambda frame, rate: frame.abs().max())
+    loud, quiet = (np.tile(np.float32([level, -level]), 4 * FRAME) for level in (0.3, 0.001))
+    detector = SpeechDetector()
+    assert detector(loud) == pytest.approx(0.3) and detector(quiet) == pytest.approx(0.001)
+    assert SpeechDetector()(quiet).min() > 0.01
