@@ -137,6 +137,8 @@ def test_where_ctc_has_no_part_drafts_are_by_attention(recognizer):
 def test_a_draft_is_made_without_what_takes_time(recognizer):
     drawn = recognizer.with_options(strategy="greedy", beam_size=1, temperature=0.5)
     assert drafter_of(drawn).options.temperature == 0.0
+    again = drafter_of(recognizer.with_options(nbest=3, fallback=(0.5,))).options
+    assert (again.nbest, again.fallback) == (1, ())
     helped = drafter_of(recognizer.with_options(lm_weight=0.5, ilm_weight=0.1, phrases=("ab",)), "ctc")
     assert (helped.options.lm_weight, helped.options.ilm_weight, helped.options.phrases) == (0.0, 0.0, ())
     assert recognizer.word_times and not helped.word_times
