@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+
 import torch
 
 from asr.decode.packing import can_pack, pack
@@ -40,6 +43,17 @@ def with_precision(model: Transformer | LanguageModel, precision: str) -> Transf
     elif precision == "bfloat16":
         model.to(torch.bfloat16)
     return pack(model) if precision == "bfloat16" and can_pack(device) else model
+
+
+def in_own_precision(method: Callable) -> Callable:
+    """Runs a method of a recogniser without gradients, and in the precision of its model whatever autocast is on."""
+
+    @wraps(method)
+    def run(self, *args, **settings):
+        with torch.inference_mode(), torch.autocast(self.model.device.type, enabled=False):
+            return method(self, *args, **settings)
+
+    return run
 
 
 def _present(model: Transformer | LanguageModel) -> str:

@@ -24,7 +24,7 @@ from asr.decode.fallback import search_with_fallback
 from asr.decode.ngram import NGram
 from asr.decode.options import DecodeOptions, Hypothesis, default_options
 from asr.decode.phrases import Phrases
-from asr.decode.precision import with_precision
+from asr.decode.precision import in_own_precision, with_precision
 from asr.decode.quantization import can_quantize
 from asr.decode.recordings import Recording, is_one, matrix_of, name_of, named, sound_of
 from asr.decode.search import check_options
@@ -266,7 +266,7 @@ class Recognizer:
         """How many inputs, the longest of which has `longest` steps, fit into `seconds` with padding: at least one."""
         return max(1, int(seconds / max(longest / self.rate, self.window, 1 / self.rate)))
 
-    @torch.inference_mode()
+    @in_own_precision
     def recognize(self, inputs: list[np.ndarray]) -> list[list[Hypothesis]]:
         """The hypotheses, best first, for each input of a batch: samples `(N,)`, matrices `(T, d)` or token ids `(T,)`.
 
@@ -280,7 +280,7 @@ class Recognizer:
             found = [[replace(best, spans=span), *rest] for (best, *rest), span in zip(found, spans, strict=True)]
         return found
 
-    @torch.inference_mode()
+    @in_own_precision
     def align(self, inputs: list[np.ndarray], transcripts: list[str]) -> list[list[TimedWord] | None]:
         """When each word of a batch is said, given samples `(N,)` at 16 kHz or matrices `(T, d)` and their normalised
         transcripts. A word lasts from where CTC hears its first token to where it hears its last. None for an input
@@ -301,7 +301,7 @@ class Recognizer:
             found.append(words)
         return found
 
-    @torch.inference_mode()
+    @in_own_precision
     def encode(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
         """The encoder's memory `(B, M, D)` of a batch and its lengths `(B,)`: 0 for silent inputs."""
         on_cpu = self.model.device.type == "cpu"
@@ -311,7 +311,7 @@ class Recognizer:
         rows = [row for memory in memories for row in memory]
         return pad_sequence(rows, batch_first=True), torch.cat(lens)
 
-    @torch.inference_mode()
+    @in_own_precision
     def features(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
         """The encoder's input for a batch, and its lengths `(B,)`: 0 for silent inputs."""
         device = self.model.device
@@ -322,7 +322,7 @@ class Recognizer:
             X_lens = X_lens.masked_fill(padded.abs().amax(dim=1) < SILENCE, 0)
         return X, X_lens
 
-    @torch.inference_mode()
+    @in_own_precision
     def search(self, memory: Tensor, memory_lens: Tensor) -> list[list[Hypothesis]]:
         """The hypotheses of each utterance, best first, from the encoder's memory `(B, M, D)`, memory_lens `(B,)`."""
         transformer, options, weight = self.model.transformer, self.options, self.options.ngram_weight

@@ -41,6 +41,18 @@ def test_every_strategy_runs_in_it(tiny_model, noise_is_heard, precision, strate
     assert recognizer.transcribe(sound).text
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", pytest.param("int8", marks=QUICK)])
+def test_autocast_around_it_changes_nothing(tiny_model, noise_is_heard, precision):
+    sound = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        recognizer = Recognizer(tiny_model, precision=precision)
+    alone = recognizer.transcribe(sound)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert recognizer.transcribe(sound) == alone
+        assert torch.is_autocast_enabled("cpu")
+
+
 def test_whole_numbers_are_refused_where_they_are_not_quick(tiny_model, monkeypatch):
     monkeypatch.setattr("torch.cpu._is_vnni_supported", lambda: False)
     with pytest.raises(
