@@ -258,6 +258,8 @@ def _soundfile_blocks(
     before `promised` frames."""
     place = sound.tell() if sound.seekable() else 0
     size = _BLOCK_SECONDS * sound.samplerate
+    if sound.format == "MP3":  # soundfile would seek to where each block ends, and mpg123 print errors of its own there
+        sound.seekable = lambda: False
     while most > 0:
         try:
             with undisturbed():

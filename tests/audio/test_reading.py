@@ -20,6 +20,7 @@ from asr.audio.reading import (
     stream_audio,
     write_wav,
 )
+from asr.resources import resource
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,14 @@ def test_every_format_gives_the_same_samples(tmp_path, tone, suffix, subtype, to
     assert abs(len(samples) - SAMPLE_RATE) <= 1200  # mp3 pads
     if suffix != "mp3":
         assert np.abs(samples[200:-200] - tone(1.0)[200:-200]).max() < tolerance
+
+
+def test_an_mp3_that_is_read_block_by_block_is_whole_and_prints_nothing(tmp_path, monkeypatch, capfd):
+    soundfile.write(tmp_path / "a.mp3", read_audio(resource("data", "samples", "corner.flac")), SAMPLE_RATE)
+    whole, _ = soundfile.read(tmp_path / "a.mp3", dtype="float32")
+    monkeypatch.setattr("asr.audio.reading._BLOCK_SECONDS", 1)
+    assert np.allclose(read_audio(tmp_path / "a.mp3"), whole, atol=1e-6)
+    assert capfd.readouterr() == ("", "")  # what libraries in C print, too
 
 
 def test_opus_is_read(tmp_path, tone):
