@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -239,7 +240,8 @@ def _detector():
 
 
 def _new_detector():
-    with _loading, _threads_kept():
+    with _loading, _threads_kept(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated")  # where warnings are errors
         from silero_vad import load_silero_vad
 
         return load_silero_vad()

@@ -154,6 +154,11 @@ def test_nor_does_it_change_in_between(monkeypatch):
     assert not changes and torch.set_num_threads == changes.append
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_detector_loads_where_warnings_are_errors():
+    assert SpeechDetector()(np.zeros(FRAME, np.float32)) < SPEECH
+
+
 def test_threads_hear_what_each_would_hear_alone():
     samples = [read_audio(resource("data", "samples", name)) for name in ("corner.flac", "glass.flac")]
     sounds = [np.tile(sound, 40 * SAMPLE_RATE // len(sound)) for sound in samples]
