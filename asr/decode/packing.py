@@ -7,6 +7,7 @@ long as the product itself; here that is done once. An activation is computed wh
 from __future__ import annotations
 
 from itertools import zip_longest
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,12 @@ ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "swish"}  # as oneDNN 
 class Packed(nn.Module):
     """A layer whose weights are laid out permanently."""
 
-    def _save_to_state_dict(self, *args, **kwargs) -> None:
+    def _refuse(self, *args, **kwargs) -> NoReturn:
         raise ValueError(
-            "a model that decodes in bfloat16 or int8 on a CPU is packed: load its folder again to save or change it"
+            "a model that decodes in bfloat16 or int8 on a CPU is packed: load its folder again to save or copy it"
         )
+
+    _save_to_state_dict = __getstate__ = _refuse  # copying and pickling begin with the second
 
 
 class PackedLinear(Packed):

@@ -1,4 +1,5 @@
 import copy
+import pickle
 
 import pytest
 import torch
@@ -53,8 +54,11 @@ def test_a_whole_model_has_no_layer_left_to_lay_out(encoder):
     torch.testing.assert_close(step[:, 0], log_probs[:, -1], atol=0.1, rtol=0.05)
 
 
-def test_a_packed_model_is_neither_saved_nor_taken_for_another_precision(tiny_model, tmp_path):
-    Recognizer(tiny_model, precision="bfloat16")
+def test_a_packed_model_is_neither_saved_nor_copied_nor_taken_for_another_precision(tiny_model, tmp_path):
+    recognizer = Recognizer(tiny_model, precision="bfloat16")
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(ValueError, match="packed"):
+            copied(recognizer)
     with pytest.raises(ValueError, match="packed"):
         tiny_model.save(tmp_path)
     assert not list(tmp_path.iterdir())
