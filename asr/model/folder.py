@@ -133,7 +133,9 @@ def described(folder: str | Path, *kinds: str) -> Iterator[dict[str, Any]]:
         raise
     except FileNotFoundError as error:
         missing = f"{Path(error.filename).name} is missing" if error.filename else str(error)
-        raise ModelError(f"{folder}: not a model folder ({missing})") from None
+        inside = folder / "model"  # as in the folder of a training
+        hint = f"; {inside} is one" if (inside / CONFIG).is_file() else ""
+        raise ModelError(f"{folder}: not a model folder ({missing}){hint}") from None
     except OSError as error:
         raise ModelError(f"{folder}: not a model folder ({error.strerror or error})") from None
     except UNREADABLE as error:

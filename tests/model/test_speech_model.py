@@ -144,3 +144,9 @@ def test_a_full_disk_leaves_the_model_that_was_there(tiny_model, tmp_path, monke
     with pytest.raises(OSError, match="model.safetensors: I/O error: No space left on device"):
         tiny_model.save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_of_a_training_folder_the_error_names_the_model_in_it(tiny_model, tmp_path):
+    tiny_model.save(tmp_path / "model")
+    with pytest.raises(ModelError, match=rf"not a model folder \(config.json is missing\); {tmp_path}/model is one"):
+        SpeechModel.load(tmp_path)
