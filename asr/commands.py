@@ -193,10 +193,8 @@ def check_no_model(folder: Path) -> None:
 @contextlib.contextmanager
 def guarded(command: str) -> Iterator[None]:
     """Wraps a command: an error that the user can fix ends it with one line (code 2), and so do external causes (130
-    for Ctrl-C, 1 if memory runs out). An output that is closed (`2>&-`) is replaced by one that goes nowhere."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115
+    for Ctrl-C, 1 if memory runs out). Closed outputs are replaced."""
+    replace_closed_outputs()
     try:
         yield
     except (ValueError, OSError) as error:
@@ -226,6 +224,13 @@ def say(text: str) -> None:
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
         fail("asr", f"standard output: {error.strerror}", code=1)
+
+
+def replace_closed_outputs() -> None:
+    """Python has no output that is closed when it starts (`2>&-`): what is written there then goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115
 
 
 def give_up_output() -> None:

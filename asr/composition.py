@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from asr.commands import fail, give_up_output
+from asr.commands import fail, give_up_output, replace_closed_outputs
 from asr.model.config import PRESETS
 from asr.resources import resource
 from asr.training.config import OF_THE_REST, LMTrainConfig, PretrainConfig, TrainConfig
@@ -130,6 +130,7 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
                 raise OSError(error.errno, error.strerror, config.out) from error  # TensorBoard's error names no file
 
     register()
+    replace_closed_outputs()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them
     try:
         hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name=config_name)(run)()

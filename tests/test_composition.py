@@ -273,6 +273,15 @@ def test_ctrl_c_before_anything_was_begun_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "asr.train: interrupted\n"
 
 
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_output_is_replaced(monkeypatch, closed):
+    seen = []
+    monkeypatch.setattr(sys, closed, None)  # as `2>&-` does
+    monkeypatch.setattr("hydra.main", lambda **_: lambda run: lambda: seen.append(getattr(sys, closed)))
+    training_command("asr.train", "train", TrainConfig, lambda config: None)
+    assert seen[0].name == os.devnull
+
+
 def test_a_language_model_is_not_resumed_with_another_tokenizer(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
