@@ -104,8 +104,10 @@ def _decoded(container: InputContainer) -> Iterator[AudioFrame]:
 def _opened(file: BinaryIO) -> InputContainer:
     import av
 
+    major = int(av.__version__.partition(".")[0])
+    titles = {"metadata_errors": "replace"} if major < 19 else {}  # 19 takes those of all encodings, and no such option
     with undisturbed():
-        return av.open(file, metadata_errors="replace", options={"ignore_length": "1"})
+        return av.open(file, options={"ignore_length": "1"}, **titles)
 
 
 def _duration(container: InputContainer) -> float | None:
