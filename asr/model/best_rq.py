@@ -113,10 +113,9 @@ class MaskedPrediction(nn.Module):
 
     def middle(self, X: Tensor, length: int) -> Tensor:
         """The frames in the middle of each encoder frame's receptive field: `(B, T, d)` -> `(B, length, s, d)`, with
-        subsampling by s."""
-        first = max(0, math.floor(self.encoder.subsampling.centre - (self.factor - 1) / 2))
-        missing = first + length * self.factor - X.shape[1]
-        X = nn.functional.pad(X, (0, 0, 0, max(0, missing)))[:, first : first + length * self.factor]
+        subsampling by s; zeros where a padded convolution begins before the first frame, or ends after the last."""
+        first = math.floor(self.encoder.subsampling.centre - (self.factor - 1) / 2)
+        X = nn.functional.pad(X, (0, 0, -first, first + length * self.factor - X.shape[1]))  # negative: cut off
         return X.unflatten(1, (length, self.factor))
 
 

@@ -11,10 +11,9 @@ from asr.model.masks import length_mask
 CONFIG = MaskedPredictionConfig(codebooks=2, codes=16, code_dim=4)
 
 
-def masked_prediction(factor: int = 4, **settings) -> MaskedPrediction:
-    shape = ModelConfig(
-        d_model=32, encoder_layers=1, ffn_dim=64, subsampling=factor, subsampling_channels=4, input_dim=20
-    )
+def masked_prediction(factor: int = 4, kind: str = "conv2d", **settings) -> MaskedPrediction:
+    size = {"d_model": 32, "encoder_layers": 1, "ffn_dim": 64, "subsampling_channels": 4, "input_dim": 20}
+    shape = ModelConfig(subsampler=kind, subsampling=factor, **size)
     return MaskedPrediction(Encoder(shape), 20, MaskedPredictionConfig(codebooks=2, codes=16, code_dim=4, **settings))
 
 
@@ -56,19 +55,22 @@ def test_noise_is_put_in_the_place_of_what_is_masked_alone():
     assert masked[mask].std() == pytest.approx(0.1, rel=0.05) and abs(float(masked[mask].mean())) < 0.01
 
 
-@pytest.mark.parametrize("factor", [2, 4, 6, 8])
-def test_an_encoder_frame_predicts_the_middle_of_what_it_sees(factor):
-    module = masked_prediction(factor)
-    frames = torch.arange(100.0)[None, :, None].expand(1, 100, 20)
-    subsampling = module.encoder.subsampling
-    length = int(subsampling.output_lens(torch.tensor(100)))
-    middle = module.middle(frames, length)
-    assert middle.shape == (1, length, factor, 20)
-    for m in range(length):
-        seen = range(m * factor, m * factor + subsampling.reach)
-        predicted = middle[0, m, :, 0].tolist()
-        before, after = predicted[0] - seen[0], seen[-1] - predicted[-1]
-        assert predicted == list(range(int(predicted[0]), int(predicted[0]) + factor))
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [*(("conv2d", factor) for factor in (2, 4, 6, 8)), ("conv1d", 2), ("conv1d_glu", 4), ("linear", 1)],
+)
+def test_an_encoder_frame_predicts_the_middle_of_what_it_sees(kind, factor):
+    module = masked_prediction(factor, kind)
+    X = torch.randn(1, 100, 20, requires_grad=True)
+    frames, (length,) = module.encoder.subsampling(X, torch.tensor([100]))
+    middle = module.middle(torch.arange(1, 101)[None, :, None], length)[0, :, :, 0]
+    first = middle[4, 0] - 4 * factor
+    everything = torch.arange(first, first + length * factor).clamp(min=0)  # zeros before the first frame
+    assert torch.equal(middle, everything.view(length, factor))
+    for m in range(4, length - 4):
+        (gradient,) = torch.autograd.grad(frames[0, m].square().sum(), X, retain_graph=True)
+        seen = gradient[0].any(dim=1).nonzero()[:, 0] + 1
+        before, after = middle[m, 0] - seen[0], seen[-1] - middle[m, -1]
         assert 0 <= after - before <= 1
 
 
