@@ -6,6 +6,7 @@ Everything streams in blocks, so that a file of any length is read in bounded me
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import importlib.util
 import io
@@ -247,6 +248,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
 
 def _is_text(head: bytes) -> bool:
     """Whether a file that starts with `head` is text in UTF-8 (the last character of `head` may be cut off)."""
+    head = head.removeprefix(codecs.BOM_UTF8)
     text = head.decode("utf-8", errors="ignore")
     return len(head) - len(text.encode()) < 4 and all(c.isprintable() or c.isspace() for c in text)
 

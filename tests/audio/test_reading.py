@@ -1,3 +1,4 @@
+import codecs
 import io
 import math
 import os
@@ -227,7 +228,12 @@ def test_the_rate_may_change_within_a_stream(tmp_path, tone):
 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
-    [("missing.wav", None, "no such file"), ("empty.wav", b"", "empty"), ("text.wav", b"hello " * 100, "text.wav")],
+    [
+        ("missing.wav", None, "no such file"),
+        ("empty.wav", b"", "empty"),
+        ("text.wav", b"hello " * 100, r"text\.wav: this is text"),
+        ("text.wav", codecs.BOM_UTF8 + "\u4e00".encode() * 400, r"text\.wav: this is text"),
+    ],
 )
 def test_what_is_no_sound_is_named(tmp_path, name, content, reason):
     if content is not None:
