@@ -55,7 +55,7 @@ def english(text: str) -> str:
         text = unicodedata.normalize("NFKD", text.translate(_LETTERS))
         text = "".join(c for c in text if not unicodedata.combining(c))
     text = re.sub(r"[^a-z']+", " ", text)
-    text = re.sub(r"(?<![a-z])'+|'+(?![a-z])", "", text)  # quotation marks; only apostrophes inside a word stay
+    text = re.sub(r"(?<![a-z])'+|'+(?![a-z])", " ", text)  # quotation marks; only apostrophes inside a word stay
     return " ".join(text.split())
 
 

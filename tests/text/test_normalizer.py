@@ -9,6 +9,7 @@ from asr.text.normalizer import english, get_normalizer, neutral
         ("HELLO, World!", "hello world"),
         ("It’s Bob's", "it's bob's"),
         ("'quoted' words, the boys' dogs", "quoted words the boys dogs"),
+        ("a ''quoted''word", "a quoted word"),
         ("25%", "twenty five percent"),
         ("$3.50 and £1", "three dollars fifty cents and one pound"),
         (
