@@ -144,7 +144,9 @@ def test_a_stretch_too_short_to_hide_an_encoder_frame_is_refused():
         masked_prediction(mask_frames=3)
 
 
-@pytest.mark.parametrize("wrong", [{"codes": 1}, {"mask_frames": 0}, {"mask_start": 0.0}, {"mask_noise": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"codes": 1}, {"mask_frames": 0}, {"mask_start": 0.0}, {"mask_start": 1.0}, {"mask_noise": -1.0}]
+)
 def test_wrong_settings_name_the_option(wrong):
     with pytest.raises(ValueError, match="masked_prediction"):
         MaskedPredictionConfig(**wrong)
