@@ -115,7 +115,10 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
             if composed.resume:
                 composed = _with_saved_options(composed, schema, typed)
             config = build_config(composed)
-            Path(config.out).mkdir(parents=True, exist_ok=True)
+            try:
+                Path(config.out).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(f"out={config.out}: the folder cannot be made ({error.strerror})") from None
             if not rank_zero_only.rank and not (Path(config.out) / "checkpoints" / "last.ckpt").exists():
                 unfinished = Path(config.out) / f".{OPTIONS}"
                 experiment = HydraConfig.get().runtime.choices.get("experiment")

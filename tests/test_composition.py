@@ -129,6 +129,13 @@ def test_a_full_disk_for_which_tensorboard_names_no_file_is_that_of_the_training
     assert done.stderr.decode() == "asr.train: [Errno 28] No space left on device: 'exp/a'\n"
 
 
+@pytest.mark.parametrize("out", ["file", "file/exp"])
+def test_a_folder_that_cannot_be_made_is_named_with_its_option(tmp_path, out):
+    (tmp_path / "file").touch()
+    done = call("asr.train", f"out={out}", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.decode().startswith(f"asr.train: out={out}: ")
+
+
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
     done = call("asr.train", "data.train=[nowhere]", cwd=tmp_path)
     assert done.returncode == 2
