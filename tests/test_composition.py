@@ -136,6 +136,16 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_option(tmp_path, out):
     assert done.returncode == 2 and done.stderr.decode().startswith(f"asr.train: out={out}: ")
 
 
+def test_a_start_that_is_refused_leaves_the_options_of_the_earlier_training(tmp_path):
+    best = tmp_path / "checkpoints" / "000-1.00.ckpt"
+    best.parent.mkdir()
+    best.touch()
+    (tmp_path / OPTIONS).write_text("epochs: 7\n")
+    done = call("asr.train", f"out={tmp_path}")
+    assert done.returncode == 2 and b"000-1.00.ckpt is of a training that ended" in done.stderr
+    assert (tmp_path / OPTIONS).read_text() == "epochs: 7\n"
+
+
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
     done = call("asr.train", "data.train=[nowhere]", cwd=tmp_path)
     assert done.returncode == 2
