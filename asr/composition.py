@@ -114,8 +114,9 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
                 name, adds = override.key_or_group, override.is_add() or override.is_force_add()
                 if adds and name not in _names(schema) and not name.startswith("hydra."):  # it would be ignored
                     raise ValueError(_no_such_option(name, schema))
+            experiment = HydraConfig.get().runtime.choices.get("experiment")
             if composed.resume:
-                composed = _with_saved_options(composed, schema, typed)
+                composed, experiment = _with_saved_options(composed, schema, typed)
             config = build_config(composed)
             try:
                 Path(config.out).mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,6 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
             refused = not config.resume and best_checkpoints(Path(config.out))  # by `begin`: these are not its options
             if not (rank_zero_only.rank or last.exists() or refused):
                 unfinished = Path(config.out) / f".{OPTIONS}"
-                experiment = HydraConfig.get().runtime.choices.get("experiment")
                 started = OmegaConf.to_container(composed, resolve=True) | {"experiment": experiment}
                 OmegaConf.save(started, unfinished)
                 unfinished.replace(Path(config.out) / OPTIONS)  # atomically: other processes may be reading it
@@ -203,10 +203,10 @@ def ends_in_one_line(command: str) -> Iterator[None]:
         fail(command, "another process of the training has ended; resume=true continues", code=1)
 
 
-def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Override]) -> DictConfig:
+def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Override]) -> tuple[DictConfig, str | None]:
     """The options of the last checkpoint in `composed.out` (if there is none, those that the training was started
-    with), overridden by those `typed` this time. A shape option that is typed as it was at the start has no effect,
-    even if the model that the training started from has another shape.
+    with), overridden by those `typed` this time; and the experiment that they began with. A shape option that is typed
+    as it was at the start has no effect, even if the model that the training started from has another shape.
 
     Raises ValueError if there is no training to resume, or if what was typed would change the shape of the model or the
     experiment."""
@@ -253,7 +253,7 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Over
             raise ValueError(f"resume=true: {name} is {before} in the training that is to be resumed, not {now}")
         OmegaConf.update(resumed, name, now)
     resumed.out = composed.out  # the folder may have been moved or copied
-    return resumed
+    return resumed, experiment
 
 
 def _options(typed: Sequence[Override]) -> Iterator[tuple[str, Any]]:

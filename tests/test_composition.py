@@ -38,9 +38,8 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
     words = [f"out={out}", *typed]
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         composed = compose(command, words)
-    return build_config(
-        _with_saved_options(composed, SCHEMAS[command], OverridesParser.create().parse_overrides(words))
-    )
+    saved, _ = _with_saved_options(composed, SCHEMAS[command], OverridesParser.create().parse_overrides(words))
+    return build_config(saved)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +256,14 @@ def test_a_training_is_not_resumed_as_another_experiment(corpus, tmp_path):
     assert done.returncode == 2
     assert "resume=true: experiment is digits in the training that is to be resumed, not an4" in done.stderr.decode()
     assert call("asr.train", "experiment=digits", f"out={tmp_path / 'exp'}", "resume=true").returncode == 0
+
+
+def test_a_training_resumed_before_its_first_checkpoint_keeps_its_experiment(tmp_path, monkeypatch):
+    monkeypatch.setattr("asr.training.run.train", lambda config: None)
+    began = ["experiment=an4", f"out={tmp_path}", "data.train=[a]", "data.dev=[b]"]
+    for typed in (began, [f"out={tmp_path}", "resume=true"], [*began, "resume=true"]):
+        done = call("asr.train", *typed)
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_training_of_another_command_is_not_resumed(tmp_path):
