@@ -43,8 +43,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     incomplete file."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError):
-        if not path.is_file():
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        if getattr(error, "filename", None):  # it could not be opened
             raise
         raise ValueError(f"{path} is not a complete checkpoint: restore the complete file, or move it away") from None
 

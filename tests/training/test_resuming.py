@@ -326,7 +326,7 @@ def test_a_training_whose_gradients_stay_broken_stops(corpus, tmp_path, broken, 
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
-def test_a_checkpoint_that_is_not_whole_is_named_and_left_alone(tmp_path, share):
+def test_a_checkpoint_that_is_not_whole_is_named_and_left_alone(tmp_path, monkeypatch, share):
     path = tmp_path / "last.ckpt"
     torch.save({"config": {}, "state_dict": {"weight": torch.randn(1000)}}, path)
     part = path.read_bytes()[: int(share * path.stat().st_size)]
@@ -334,6 +334,9 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_left_alone(tmp_path, share)
     with pytest.raises(ValueError, match=r"last\.ckpt is not a complete checkpoint"):
         read_checkpoint(path)
     assert path.read_bytes() == part
+    monkeypatch.setattr(torch, "load", MagicMock(side_effect=PermissionError(13, "denied", str(path))))
+    with pytest.raises(PermissionError, match=r"denied: '.*/last\.ckpt'"):
+        read_checkpoint(path)
 
 
 def test_updates_are_counted_where_the_optimisers_kernel_looks():
