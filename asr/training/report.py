@@ -58,7 +58,7 @@ def write_report(out: Path, summary: str, settings: dict[str, Any]) -> None:
         summary=html.escape(summary),
         plots=_plots(panels),
         samples=samples,
-        settings=html.escape(json.dumps(settings, indent=1, default=str, ensure_ascii=False)),
+        settings=html.escape(json.dumps(settings, indent=1, ensure_ascii=False)),
     )
     (out / "report.html").write_text(page, encoding="utf-8")
 
