@@ -102,8 +102,9 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
             f"data.train has fewer batches than the {trainer.world_size} processes: lower data.batch_tokens"
         )
     module = LanguageModelTraining(config, model, updates)
-    extent = f"{len(data.train_lines)} lines, {data.tokens / 1e6:.1f} M tokens, {updates} updates"
-    logger.info("%s, %.1f M parameters", extent, sum(p.numel() for p in model.parameters()) / 1e6)
+    parameters = sum(p.numel() for p in model.parameters())
+    extent = f"{len(data.train_lines):,} lines, {data.tokens:,} tokens, {updates:,} updates, {parameters:,} parameters"
+    logger.info("%s", extent)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     module.load_state_dict(average_checkpoints(best_checkpoints(out)[:1], prefix=""))
     trainer.validate(module, data, verbose=False)

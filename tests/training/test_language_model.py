@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -90,9 +91,11 @@ def test_with_another_tokenizer_it_is_not_resumed(trained, tiny_config, tmp_path
         train_language_model(replace(config, resume=True, epochs=61))
 
 
-def test_a_warm_up_that_never_ends_is_said(config, caplog):
+def test_a_warm_up_that_never_ends_is_said_and_how_small_the_training_is(config, caplog):
+    caplog.set_level("INFO", "asr")
     train_language_model(replace(config, epochs=1, optimizer=replace(config.optimizer, warmup=300)))
     assert "the rate rises for all" in caplog.text
+    assert re.search(r"12 lines, 270 tokens, 2 updates, \d,\d{3} parameters", caplog.text)
 
 
 def test_fewer_batches_than_processes_are_a_clear_error(config):
