@@ -144,7 +144,8 @@ def device_count(config: RunConfig) -> int:
 def _cluster(config: RunConfig) -> list[ClusterEnvironment]:
     """The plugin that tells Lightning who starts the processes in a SLURM job, where its own choice does not fit: the
     tasks are the processes, or a single task starts them. Raises ValueError for another number of tasks, or of
-    processes that torchrun started: for one device Lightning would have each train on its own, all into one folder.
+    processes that torchrun started: for one device Lightning would have each train on its own, all into one folder; and
+    for several machines without an address to meet at, where each would wait for the others.
 
     Lightning's requeueing is disabled: it keeps a checkpoint in the working directory, from which the next training
     there would start, whichever that is."""
@@ -154,6 +155,8 @@ def _cluster(config: RunConfig) -> list[ClusterEnvironment]:
             raise ValueError(f"torchrun has started {started} processes, and devices= and nodes= are {processes}")
         return []
     if not SLURMEnvironment.detect():
+        if config.nodes > 1 and "MASTER_ADDR" not in os.environ:
+            raise ValueError(f"nodes={config.nodes}: torchrun or srun starts a training on several machines")
         return []
     tasks, processes = int(os.environ["SLURM_NTASKS"]), device_count(config)
     if tasks == processes:

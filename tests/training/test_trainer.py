@@ -62,6 +62,14 @@ def test_other_tasks_than_processes_are_refused(corpus, tmp_path, monkeypatch, s
         cluster(monkeypatch, options(corpus, tmp_path, *settings), SLURM_NTASKS=tasks)
 
 
+def test_machines_that_nothing_connects_are_refused_and_do_not_wait_for_each_other(corpus, tmp_path, monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ValueError, match="nodes=2: torchrun or srun starts"):
+        _cluster(options(corpus, tmp_path, "nodes=2"))
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")  # each process started by hand, as Lightning documents
+    assert _cluster(options(corpus, tmp_path, "nodes=2")) == []
+
+
 def test_other_processes_of_torchrun_than_asked_for_are_refused(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     monkeypatch.setenv("WORLD_SIZE", "2")
