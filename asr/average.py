@@ -11,7 +11,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from asr.commands import check_no_model, guarded, keep_inputs
+from asr.commands import check_no_model, guarded, keep_inputs, say
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,6 +46,8 @@ def main(argv: list[str] | None = None) -> None:
             shutil.copy(only / TUNING, args.out)
         if (only / LANGUAGE_MODEL).is_dir():
             shutil.copytree(only / LANGUAGE_MODEL, args.out / LANGUAGE_MODEL)
+    made = f"the mean of {len(args.models)} models" if len(args.models) > 1 else "a copy"
+    say(f"{args.out}: {made}, in {args.dtype}\n")
 
 
 if __name__ == "__main__":

@@ -52,11 +52,12 @@ def another(model: SpeechModel, tokenizer=None, **config) -> SpeechModel:
     return SpeechModel(model.front_end.config, Transformer(shape), tokenizer, model.normalizer_name)
 
 
-def test_the_average_of_models_is_the_mean_of_their_weights(tiny_model, tmp_path):
+def test_the_average_of_models_is_the_mean_of_their_weights(tiny_model, tmp_path, capsys):
     models = [tiny_model, another(tiny_model), another(tiny_model, dropout=0.3)]
     for i, model in enumerate(models):
         model.save(tmp_path / str(i))
     main([*(str(tmp_path / str(i)) for i in range(3)), "--out", str(tmp_path / "mean")])
+    assert capsys.readouterr().out == f"{tmp_path / 'mean'}: the mean of 3 models, in float32\n"
     mean = SpeechModel.load(tmp_path / "mean").state_dict()
     for name, *weights in zip(mean, *(model.state_dict().values() for model in models), strict=True):
         torch.testing.assert_close(mean[name], sum(weights) / 3 if weights[0].is_floating_point() else weights[0])
