@@ -4,6 +4,7 @@ and the one that it started from, and over trainings that started alike (Wortsma
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -84,8 +85,9 @@ def best_checkpoints(out: Path) -> list[Path]:
 
 
 def figure_of(checkpoint: Path) -> float:
-    """The dev figure in the name of a checkpoint."""
-    return float(checkpoint.stem.split("-")[1])
+    """The dev figure in the name of a checkpoint; infinite if it is no number, as if no dev utterance could be read."""
+    figure = float(checkpoint.stem.split("-")[1])
+    return math.inf if math.isnan(figure) else figure
 
 
 def average_checkpoints(paths: Sequence[str | Path], prefix: str = "model.") -> dict[str, Tensor]:

@@ -32,12 +32,12 @@ def test_nothing_to_average_is_an_error():
 
 
 def test_of_equally_good_epochs_the_earlier_is_the_better(tmp_path):
-    names = ["005-7.00", "003-6.50", "004-6.50", "001-7.00", "002-10.00", "last", "before-000-1.00"]
+    names = ["005-7.00", "003-6.50", "004-6.50", "001-7.00", "002-10.00", "000-nan", "last", "before-000-1.00"]
     (tmp_path / "checkpoints").mkdir()
     for name in names:
         (tmp_path / "checkpoints" / f"{name}.ckpt").touch()
     best = [path.stem for path in best_checkpoints(tmp_path)]
-    assert best == ["003-6.50", "004-6.50", "001-7.00", "005-7.00", "002-10.00"]
+    assert best == ["003-6.50", "004-6.50", "001-7.00", "005-7.00", "002-10.00", "000-nan"]
 
 
 def test_between_two_models_lies_their_weighted_mean():
