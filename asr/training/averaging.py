@@ -50,8 +50,11 @@ class BestCheckpoints(ModelCheckpoint):
             logger.warning("the best epochs so far were chosen on another dev set: the choice starts anew")
             self.of_another_set = best_checkpoints(Path(self.dirpath).parent)
             return
-        super().load_state_dict(state_dict)  # the state may name files that were moved away
-        self.best_k_models = {path: figure for path, figure in self.best_k_models.items() if Path(path).is_file()}
+        super().load_state_dict(state_dict)  # the state may name files that were moved away, or more than `count`
+        there = {path: figure for path, figure in self.best_k_models.items() if Path(path).is_file()}
+        best = sorted(there, key=there.get)[: self.save_top_k]
+        self.best_k_models = {path: there[path] for path in best}
+        self.kth_best_model_path = best[-1] if best else ""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING:

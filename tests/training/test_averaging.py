@@ -1,6 +1,9 @@
 import shutil
+import types
 from dataclasses import replace
+from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ from asr.model.folder import ModelError
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
-from asr.training.averaging import average_checkpoints, average_models, best_checkpoints, interpolate
+from asr.training.averaging import BestCheckpoints, average_checkpoints, average_models, best_checkpoints, interpolate
 from asr.training.run import train
 from tests.training.tones import options
 
@@ -165,6 +168,23 @@ def test_another_dev_set_costs_nothing_before_an_epoch_is_scored_on_it(corpus, t
     assert best_checkpoints(tmp_path) == kept
     train(replace(begun, epochs=2))
     assert {path.name[:3] for path in best_checkpoints(tmp_path)} == {"000", "001"}
+
+
+def test_with_fewer_to_average_than_before_the_best_of_those_that_are_left_stay(tmp_path):
+    figures = {str(tmp_path / f"{i}.ckpt"): torch.tensor(figure) for i, figure in enumerate((3.0, 1.0, 4.0, 2.0))}
+    of_four, of_two = (
+        BestCheckpoints(types.SimpleNamespace(has_another_dev_set=False), tmp_path, "dev/wer", 2, count)
+        for count in (4, 2)
+    )
+    of_four.best_k_models, of_four.kth_best_model_path = figures, str(tmp_path / "2.ckpt")
+    for gone in ([], ["2.ckpt"], ["2.ckpt", "0.ckpt"]):
+        for path in figures:
+            Path(path).touch()
+        for name in gone:
+            (tmp_path / name).unlink()
+        of_two.load_state_dict(of_four.state_dict())
+        better = [of_two.check_monitor_top_k(L.Trainer(logger=False), torch.tensor(wer)) for wer in (1.9, 2.1)]
+        assert sorted(of_two.best_k_models.values()) == [1.0, 2.0] and better == [True, False]
 
 
 def test_a_best_checkpoint_that_was_moved_away_does_not_count(corpus, tmp_path):
