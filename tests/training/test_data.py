@@ -178,6 +178,13 @@ def test_shards_are_shuffled_as_a_whole(data, tmp_path):
     assert len(set(map(tuple, shards))) == 3
 
 
+def test_batches_are_drawn_at_random_within_a_shard_too(data, tmp_path):
+    data.train_cuts = write_shards(data.train_cuts, tmp_path / "shards", size=60)
+    places = {cut.id: i for i, cut in enumerate(data.train_cuts)}  # in the only shard
+    batches = [[places[cut.id] for cut in cuts] for cuts in data._train_sampler(world_size=1, rank=0)]
+    assert sum(batch != sorted(batch) for batch in batches) > 1
+
+
 def test_shards_have_the_utterances_of_the_files(data, tmp_path):
     write_shards(data.train_cuts, tmp_path / "shards", size=7)
     batches = {}
