@@ -38,7 +38,7 @@ def cues(segments: list[Segment]) -> list[Cue]:
 
 
 def _cues(segment: Segment) -> list[Cue]:
-    if any(word.start is None for word in segment.words):
+    if not segment.words or any(word.start is None for word in segment.words):
         return [Cue(segment.start, segment.end, segment.text)]
     found: list[Cue] = []
     for word in segment.words:

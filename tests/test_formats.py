@@ -120,3 +120,7 @@ def test_a_word_that_is_too_long_is_a_subtitle_of_its_own():
 def test_without_times_a_segment_is_a_subtitle():
     untimed = Segment(2.0, 4.0, "all of it", -1.0, [], [Word(word, 0.9) for word in ("all", "of", "it")])
     assert cues([said("one", 0.0), untimed]) == [Cue(0.0, 0.4 + LINGER, "one"), Cue(2.0, 4.0, "all of it")]
+
+
+def test_a_text_without_words_is_a_subtitle():
+    assert cues([Segment(2.0, 4.0, "♪", -1.0)]) == [Cue(2.0, 4.0, "♪")]
