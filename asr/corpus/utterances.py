@@ -171,6 +171,8 @@ def read_cut(cut: MonoCut) -> np.ndarray | str:
     if "tar_offset" in custom:
         source, name = _tar_member(path, custom["tar_offset"], custom["tar_size"]), f"{path}:{cut.id}"
     several = cut.recording.sources[0].channels  # each cut has one of them
+    if len(several) > 1 and cut.channel not in several:
+        raise AudioError(f"{path}: it has no channel {cut.channel}")
     channel = several.index(cut.channel) if len(several) > 1 else None
     samples = read_audio(source, name, cut.start, cut.end + ROUNDING, channel)
     if cut.start or len(samples) >= round((cut.duration + ROUNDING) * SAMPLE_RATE):

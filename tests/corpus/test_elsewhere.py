@@ -53,6 +53,15 @@ def test_a_cut_made_elsewhere_is_of_its_own_channel(tmp_path, tone):
     assert [(cut.channel, cut.supervisions[0].channel) for cut in copied] == [(0, 0)] * 2  # the only channel of a copy
 
 
+def test_a_cut_made_elsewhere_of_no_channel_of_its_file_is_left_out(tmp_path, tone, caplog):
+    soundfile.write(tmp_path / "call.wav", np.stack([tone(1.0)] * 2, axis=1), 16_000)
+    recording = Recording.from_file(tmp_path / "call.wav")
+    said = SupervisionSegment("c", recording.id, 0, 1.0, text="one")
+    cuts = CutSet.from_cuts(MonoCut(f"c{i}", 0, 1.0, i, [said], recording=recording) for i in (1, 2))
+    assert [cut.id for cut, _ in iterate(cuts)] == ["c1"]
+    assert "left out c2: " in caplog.text and "call.wav: it has no channel 2" in caplog.text
+
+
 def test_cuts_made_elsewhere_may_be_of_another_rate(tmp_path, tone):
     write(tmp_path / "a.wav", tone(1.0))
     (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
