@@ -37,15 +37,17 @@ def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
     none can be read."""
     if (folder / SHARDS).exists():
         raise ValueError(f"{folder / SHARDS} is there already")
+    cuts = writable(cuts, str(folder))
+    for cut in cuts:
+        if input_kind(cut) != "sound":
+            raise ValueError(f"{cut.id}: shards hold sound, and this is {input_kind(cut)}")
     inside = folder / f"{SHARDS}.new"
     shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir(parents=True)
     tars = TarWriter(f"{inside}/recording.%06d.tar", size)
     metadata = JsonlShardWriter(f"{inside}/cuts.%06d.jsonl.gz", size)
     with tars, metadata:
-        for cut, samples in iterate(writable(cuts, str(folder))):
-            if input_kind(cut) != "sound":
-                raise ValueError(f"{cut.id}: shards hold sound, and this is {input_kind(cut)}")
+        for cut, samples in iterate(cuts):
             flac, duration = io.BytesIO(), len(samples) / SAMPLE_RATE
             with undisturbed():
                 soundfile.write(flac, within_range(samples), SAMPLE_RATE, format="FLAC")

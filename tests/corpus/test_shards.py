@@ -202,6 +202,13 @@ def test_no_shards_are_made_of_what_cannot_be_read(cuts, tmp_path):
     assert not (tmp_path / "shards" / "shar").exists()
 
 
+def test_nothing_is_written_of_a_corpus_that_is_not_all_sound(cuts, tmp_path):
+    cuts[6].recording, cuts[6].custom = None, {"source": "one"}
+    with pytest.raises(ValueError, match="chapter/u6.x: shards hold sound, and this is text"):
+        write_shards(cuts, tmp_path / "shards", size=3)
+    assert not (tmp_path / "shards").exists()
+
+
 def test_an_utterance_beyond_its_file_is_left_out(cuts, caplog):
     cuts[1].start = 5.0
     assert len(list(iterate(cuts))) == 6
