@@ -102,7 +102,8 @@ def write_cuts(cuts: CutSet, path: Path) -> None:
 
 
 def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
-    """The cuts that can be written as JSON; those with a name or a transcript that is not UTF-8 are reported."""
+    """The cuts that can be written; those with a name or a transcript that is not UTF-8, or a name that no file can
+    have, are reported."""
 
     def unwritable(cut: MonoCut) -> str | None:
         custom = cut.custom or {}
@@ -112,7 +113,7 @@ def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
             " ".join([cut.id, source, *said]).encode()
         except UnicodeEncodeError:
             return "its name, its file's, its speaker's or its transcript is not UTF-8"
-        return None
+        return "its name has a null character" if "\0" in cut.id else None
 
     return kept(cuts, what, unwritable)
 

@@ -202,9 +202,10 @@ def test_what_was_interrupted_leaves_nothing_and_can_be_given_again(tmp_path, to
         assert len(open_corpus(tmp_path / "cuts.jsonl.gz")) == 2
 
 
-def test_an_id_that_is_not_utf_8_does_not_stop_the_others(tmp_path, tone, monkeypatch, caplog):
+@pytest.mark.parametrize("name", ["b\ud800", "b\0c"], ids=["surrogate", "null"])
+def test_an_id_that_no_file_can_have_does_not_stop_the_others(tmp_path, tone, monkeypatch, caplog, name):
     write(tmp_path / "a.wav", tone(1.0))
-    entries = [{"id": name, "audio_filepath": "a.wav", "text": "one"} for name in ("a", "b\ud800")]
+    entries = [{"id": name, "audio_filepath": "a.wav", "text": "one"} for name in ("a", name)]
     (tmp_path / "m.jsonl").write_text(manifest(entries))
     run("shard", tmp_path / "m.jsonl", "--out", tmp_path / "shards", monkeypatch=monkeypatch)
     wav = ("--wav", tmp_path / "wav", "--out", tmp_path / "cuts.jsonl.gz")
