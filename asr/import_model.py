@@ -49,6 +49,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs([args.source, *([args.vocabulary] if args.vocabulary else [])], Path(args.out))
     check_no_model(Path(args.out))
+    for name in ("vocabulary", "language", "task", "timestamps", "window", "dtype"):
+        if args.export and getattr(args, name) != parser().get_default(name):
+            raise ValueError(f"--{name} has no effect on --export: leave it out")
     from asr.decode.options import IMPORTED
     from asr.decode.tuning import save_tuning
     from asr.model.foreign import WhisperTask, export_model, import_model
