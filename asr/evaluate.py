@@ -55,14 +55,17 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs(args.corpus, args.out)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    from asr.corpus import open_corpus
+    from asr.corpus import Skipped, open_corpus
 
     check_outputs(args.out)
     normalize = get_normalizer(args.normalizer) if args.normalizer else None
     recognizer = load_recognizer(args)
-    figures = evaluate(recognizer, [open_corpus(corpus) for corpus in args.corpus], args.out, normalize)
+    told = [Skipped(corpus) for corpus in args.corpus]
+    corpora = [open_corpus(corpus, skipped=each) for corpus, each in zip(args.corpus, told, strict=True)]
+    figures = evaluate(recognizer, corpora, args.out, normalize)
     if figures is None:
         return
+    figures["left_out"] += sum(each.count for each in told)
     if args.json:
         say(json.dumps(figures) + "\n")
         return
@@ -76,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
     speed = f"{took:.1f} s"
     if recognizer.takes == "sound":
         speed = f"{seconds:.0f} s of audio in {speed}, {seconds / took:.0f} x real time"
-    left_out = f" ({figures['left_out']} more could not be read)" if figures["left_out"] else ""
+    left_out = f" ({figures['left_out']} more were left out)" if figures["left_out"] else ""
     say(f"{figures['utterances']} utterances{left_out}, {speed}\n")
 
 

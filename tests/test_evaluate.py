@@ -75,6 +75,8 @@ def test_both_sides_can_be_normalised_otherwise_and_what_cannot_be_read_is_count
         assert json.loads(done.stdout)["left_out"] == 1
         said[normalizer] = json.loads((files / "heard.jsonl").read_text().splitlines()[0])["reference"]
     assert said == {None: "uber one", "none": "Über ONE"}
+    both = call("asr.evaluate", files / "m.jsonl", *common)
+    assert json.loads(both.stdout)["left_out"] == 3  # two as the manifest is opened, one as the cuts are read
     done = call("asr.evaluate", *common, "--normalizer", "klingon")
     assert done.returncode == 2 and b"normalizer: 'klingon' is not one of english" in done.stderr
 

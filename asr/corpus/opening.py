@@ -18,7 +18,7 @@ from asr.corpus.kaldi import is_kaldi, read_kaldi
 from asr.corpus.librispeech import is_librispeech, read_librispeech
 from asr.corpus.manifest import read_manifest, read_tar
 from asr.corpus.shards import blaming, is_shards, read_shards
-from asr.corpus.utterances import Utterance, input_kind, make_cuts
+from asr.corpus.utterances import Skipped, Utterance, input_kind, make_cuts
 
 FORMS = (
     "cuts (.jsonl.gz), shards (a folder or a URL), a JSONL manifest (.jsonl, .json), a tar with manifest.jsonl, an AN4 "
@@ -27,16 +27,18 @@ FORMS = (
 )
 
 
-def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = True) -> CutSet:
+def open_corpus(
+    path: str | Path | Sequence[str | Path], transcribed: bool = True, skipped: Skipped | None = None
+) -> CutSet:
     """Lhotse cuts of a corpus, or of several in turn, in any of `FORMS`; unless it has to be `transcribed`, manifests
     may lack `text` and folders `.txt`. A corpus that is named twice counts twice.
 
-    Files that are missing, empty or damaged are reported by name and left out. Raises ValueError if it is no corpus.
-    """
+    Files that are missing, empty or damaged are reported by name and left out, and counted in `skipped` if one is
+    passed. Raises ValueError if it is no corpus."""
     if not isinstance(path, str | Path):
         if not path:
             raise ValueError("no corpus was given")
-        return together([open_corpus(one, transcribed) for one in path])
+        return together([open_corpus(one, transcribed, skipped) for one in path])
     if is_shards(path):
         return _single(read_shards(path), path, transcribed)
     path = Path(path)
@@ -52,7 +54,7 @@ def open_corpus(path: str | Path | Sequence[str | Path], transcribed: bool = Tru
                 raise ValueError("these are not cuts: a manifest is .jsonl, not compressed")
             cuts = CutSet.from_file(path).to_eager()
         return _single(cuts, path, transcribed)
-    return make_cuts(_utterances(path, transcribed), str(path))
+    return make_cuts(_utterances(path, transcribed), str(path), skipped)
 
 
 def together(corpora: list[CutSet]) -> CutSet:

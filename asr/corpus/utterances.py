@@ -66,11 +66,12 @@ class Skipped:
             logger.warning("%s: %d of %d utterances left out", self.what, self.count, self.total)
 
 
-def make_cuts(utterances: Iterable[Utterance], what: str) -> CutSet:
-    """A CutSet of the utterances whose files exist and have audio; the rest are reported by name and counted.
+def make_cuts(utterances: Iterable[Utterance], what: str, skipped: Skipped | None = None) -> CutSet:
+    """A CutSet of the utterances whose files exist and have audio; the rest are reported by name and counted, in
+    `skipped` if the caller passes one.
 
     `what` names the corpus in the report. Raises ValueError if nothing is left."""
-    skipped, cuts, seen = Skipped(what), [], set()
+    skipped, cuts, seen = skipped or Skipped(what), [], set()
     duration_of = cache(read_duration)  # many utterances may be parts of one file
     for utterance in utterances:
         skipped.total += 1
