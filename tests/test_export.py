@@ -1,6 +1,9 @@
 """What the export command refuses; tests/decode/test_onnx.py tests what it writes."""
 
+import os
+import signal
 import sys
+import tempfile
 
 import pytest
 
@@ -31,3 +34,13 @@ def test_graphs_that_are_wrong_are_no_users_mistake(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx, "export_onnx", wrong)
     done = call("asr.export", tmp_path)
     assert done.returncode == 1 and done.stderr == b"asr.export: differ by 1\n"
+
+
+def test_one_that_is_ended_leaves_nothing_and_can_be_given_again(tmp_path, monkeypatch):
+    def ended(recognizer, folder, int8):
+        with tempfile.TemporaryDirectory(dir=folder):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(onnx, "export_onnx", ended)
+    assert call("asr.export", tmp_path).returncode == 143 and not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

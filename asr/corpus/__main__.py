@@ -23,7 +23,7 @@ import numpy as np
 from lhotse import CutSet, MonoCut
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
-from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs, say
+from asr.commands import check_outputs, cuts_path, ending_in_order, first_repeated, guarded, keep_inputs, say
 from asr.corpus import segmenting, splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
@@ -50,7 +50,8 @@ def prepare(args: argparse.Namespace) -> None:
 def _removed_where_it_fails(written: list[Path]) -> Iterator[None]:
     """Removes what was written if the block fails, so that the same command can be repeated."""
     try:
-        yield
+        with ending_in_order("asr.corpus"):
+            yield
     except BaseException:
         for path in written:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """`python -m asr.corpus` as a user runs it."""
 
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -176,8 +177,11 @@ def test_nothing_is_no_corpus(tmp_path, tone, monkeypatch, capsys, command, mess
     assert message in capsys.readouterr().err and not (tmp_path / "new.jsonl.gz").exists()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "term"])
 @pytest.mark.parametrize("command", ["prepare", "splice"])
-def test_what_was_interrupted_leaves_nothing_and_can_be_given_again(tmp_path, tone, monkeypatch, capsys, command):
+def test_what_was_interrupted_leaves_nothing_and_can_be_given_again(
+    tmp_path, tone, monkeypatch, capsys, command, number, code
+):
     entries = []
     for name in "ab":
         write(tmp_path / f"{name}.wav", tone(1.0))
@@ -189,13 +193,13 @@ def test_what_was_interrupted_leaves_nothing_and_can_be_given_again(tmp_path, to
 
     def interrupted(path, samples):
         if path.name.startswith("b"):
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), number)
         write(path, samples)
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match=str(code)):
         patch.setattr("asr.corpus.__main__.write_wav", interrupted)
         run(*given, monkeypatch=monkeypatch)
-    assert capsys.readouterr().err == "asr.corpus: interrupted\n"
+    assert capsys.readouterr().err == f"asr.corpus: {'interrupted' if code == 130 else 'ended by SIGTERM'}\n"
     assert not list(tmp_path.glob("wav/*"))
     if command == "prepare":
         run(*given, monkeypatch=monkeypatch)
