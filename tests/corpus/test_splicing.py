@@ -9,7 +9,7 @@ from lhotse.supervision import AlignmentItem
 from asr.audio.reading import SAMPLE_RATE, read_audio, write_wav
 from asr.corpus import Utterance, make_cuts, open_corpus
 from asr.corpus.__main__ import main
-from asr.corpus.splicing import FADE, Spoken, _is_apart, _runs, join, quietest, splice
+from asr.corpus.splicing import APART, FADE, WINDOW, Spoken, _is_apart, _runs, join, quietest, splice
 
 PITCH = {"low": 200.0, "middle": 800.0, "high": 3200.0}
 
@@ -103,6 +103,20 @@ def test_a_word_stands_apart_where_it_is_quiet_on_both_sides(tone):
     before, between, after = 1600, 3200 + 4800, len(samples) - 1600
     assert _is_apart(samples, before, after)
     assert not _is_apart(samples, before, between) and not _is_apart(samples, between, after)
+
+
+@pytest.mark.parametrize(("below", "apart"), [(APART - 1, False), (APART + 1, True)])
+def test_a_word_stands_apart_where_both_edges_are_so_many_decibels_below_it(tone, below, apart):
+    word = tone(0.3)
+    noise = word[:1600] * 10 ** (-below / 20)
+    samples = np.concatenate([noise, word, noise])
+    assert _is_apart(samples, 1600 - WINDOW // 2, 1600 + len(word) + WINDOW // 2) == apart
+
+
+def test_a_click_is_no_word_that_stands_apart():
+    samples = np.zeros(4000)
+    samples[2000:2200] = 0.1
+    assert _is_apart(samples, 1780, 1780 + 2 * WINDOW) and not _is_apart(samples, 1780, 1779 + 2 * WINDOW)
 
 
 def test_words_that_run_into_each_other_stay_where_they_are(spoken):
