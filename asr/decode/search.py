@@ -40,7 +40,7 @@ def search(
         if options.beam_size == 1:
             return ctc_greedy(model.ctc_log_probs(memory), memory_lens)
         options = replace(options, ctc_weight=1.0)
-    elif options.strategy == "rescore":
+    elif options.strategy == "rescore" and options.ctc_weight < 1:  # else the decoder has nothing to add
         return _rescored(model, memory, memory_lens, options, language_model, phrases)
     found = BeamSearch(model, memory, memory_lens, options, language_model, phrases).run()
     if phrases is not None:

@@ -61,7 +61,8 @@ def score(model: Transformer, memory, tokens: list[int], ctc_weight: float) -> f
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ctc_weight"), [("beam", 0.0), ("beam", 0.3), ("beam", 1.0), ("ctc", 1.0), ("rescore", 0.3)]
+    ("strategy", "ctc_weight"),
+    [("beam", 0.0), ("beam", 0.3), ("beam", 1.0), ("ctc", 1.0), ("rescore", 0.3), ("rescore", 1.0)],
 )
 @pytest.mark.parametrize(("lm_weight", "ilm_weight"), [(0.0, 0.0), (0.7, 0.0), (0.7, 0.2), (0.0, 0.2)])
 @torch.inference_mode()
