@@ -24,7 +24,7 @@ from asr.decode.fallback import search_with_fallback
 from asr.decode.ngram import NGram
 from asr.decode.options import DecodeOptions, Hypothesis, default_options
 from asr.decode.phrases import Phrases
-from asr.decode.precision import in_own_precision, with_precision
+from asr.decode.precision import check_precision, in_own_precision, with_precision
 from asr.decode.quantization import can_quantize
 from asr.decode.recordings import Recording, is_one, matrix_of, name_of, named, sound_of
 from asr.decode.search import check_options
@@ -109,6 +109,8 @@ class Recognizer:
         self.int8 = precision == "int8" or (precision == "auto" and int8)
         if self.int8 and precision == "auto" and can_quantize(model.device):
             precision = "int8"
+        for each in filter(None, (model.transformer, language_model)):
+            check_precision(each, precision)
         # from here on the model is changed
         if attention_window:
             model.transformer.set_window(*attention_window)

@@ -10,6 +10,7 @@ from asr.decode import DecodeOptions, Recognizer
 from asr.decode.precision import with_precision
 from asr.decode.quantization import can_quantize
 from asr.model.config import ModelConfig
+from asr.model.language_model import LanguageModel, TextModel
 from asr.model.transformer import Transformer
 
 QUICK = pytest.mark.skipif(not can_quantize(torch.device("cpu")), reason="this CPU has no AVX512-VNNI")
@@ -81,3 +82,12 @@ def test_what_was_rounded_is_not_taken_for_exact(tiny_model, precision):
 def test_another_name_is_refused(tiny_model):
     with pytest.raises(ValueError, match="float64"):
         Recognizer(tiny_model, precision="float64")
+
+
+@pytest.mark.parametrize(("precision", "named"), [("float64", "float64"), ("float32", "was changed to bfloat16")])
+def test_a_recogniser_that_is_refused_leaves_the_model_as_it_was(tiny_model, tiny_config, precision, named):
+    """The language model is in bfloat16 already."""
+    text_model = TextModel(LanguageModel(tiny_config).to(torch.bfloat16), tiny_model.tokenizer)
+    with pytest.raises(ValueError, match=named):
+        Recognizer(tiny_model, language_model=text_model, precision=precision, attention_window=(3, 2))
+    assert tiny_model.transformer.config.attention_window is None
