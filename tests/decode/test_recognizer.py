@@ -387,3 +387,9 @@ def test_a_text_lasts_as_long_as_its_segments(tiny_config):
     model = SpeechModel(FeatureConfig(kind="text", dim=12), Transformer(config), CharTokenizer(LETTERS))
     transcript = Recognizer(model).transcribe("abc")
     assert transcript.duration == transcript.segments[-1].end > 0
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_does_not_exist_is_named(device):
+    with pytest.raises(ValueError, match=f"^device {device}: [^\n]+$"):
+        Recognizer.load(device=device)
