@@ -26,7 +26,7 @@ class NGram:
         try:
             import kenlm
         except ImportError:
-            raise ModelError("an n-gram model needs KenLM: pip install kenlm") from None
+            raise ModelError("an n-gram model needs KenLM: pip install '.[ngram]'") from None
         if not Path(path).is_file():
             raise ModelError(f"{path}: no such n-gram model")
         quiet = kenlm.Config()

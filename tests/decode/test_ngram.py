@@ -105,7 +105,7 @@ def test_what_is_no_ngram_model_is_refused_by_name(ngram, tmp_path):
 
 def test_without_kenlm_the_message_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "kenlm", None)
-    with pytest.raises(ModelError, match="pip install kenlm"):
+    with pytest.raises(ModelError, match=r"pip install '\.\[ngram\]'"):
         NGram(tmp_path / "words.arpa")
 
 
