@@ -122,17 +122,11 @@ def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: 
 
 
 def load_model(model: str | None, device: str | None, **settings) -> Recognizer:
-    """Calls `Recognizer.load`; raises ValueError for a device that does not exist."""
-    import torch
+    """Calls `Recognizer.load`; raises ValueError for a --device that does not exist."""
+    from asr.decode.device import existing_device
+    from asr.decode.recognizer import Recognizer
 
-    from asr.decode.recognizer import Recognizer, default_device
-
-    try:
-        torch.empty(0, device=device or default_device())
-    except (RuntimeError, AssertionError) as error:  # what torch raises if there is no such device
-        named = f"--device {device}: " if device else ""
-        raise ValueError(named + str(error).partition("\n")[0]) from None
-    return Recognizer.load(model, device, **settings)
+    return Recognizer.load(model, existing_device(device, "--device"), **settings)
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def test_what_fails_while_a_model_is_loaded_is_no_wrong_device(monkeypatch, erro
 
 @pytest.mark.parametrize(("typed", "named"), [("cuda:9", "^--device cuda:9: "), (None, "^(?!--device)")])
 def test_a_gpu_that_cannot_be_used_is_one_line(monkeypatch, typed, named):
-    monkeypatch.setattr("asr.decode.recognizer.default_device", lambda: "cuda:9")
+    monkeypatch.setattr("asr.decode.device.default_device", lambda: "cuda:9")
     with pytest.raises(ValueError, match=named):
         load_model(None, typed)
 

@@ -20,6 +20,7 @@ from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printab
 from asr.decode.alignment import TimedWord, ctc_alignments, timed_words
 from asr.decode.confidence import Calibration, word_confidences
 from asr.decode.ctc import hears_something
+from asr.decode.device import existing_device
 from asr.decode.fallback import search_with_fallback
 from asr.decode.ngram import NGram
 from asr.decode.options import DecodeOptions, Hypothesis, default_options
@@ -46,11 +47,6 @@ SHORTEST_PIECE = 2.0  # seconds to which long recordings are cut for a model tra
 KERNELS = 64  # kept by oneDNN on a CPU: hardly any two batches have the same shape
 ENCODED = 60.0  # seconds of audio that the encoder gets at once on a CPU: a layer's output stays in the cache
 BATCHES_AHEAD = 5  # most batches of pieces that are read before they are sorted by length and decoded
-
-
-def default_device() -> str:
-    """A GPU if there is one (for each process started by torchrun its own), else the CPU."""
-    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 
 
 class Recognizer:
@@ -130,24 +126,22 @@ class Recognizer:
         """The recogniser of a model folder (None: the model that ships with the package); `settings` are those of
         `__init__` and any fields of `DecodeOptions`, each of which replaces only that field.
 
-        `device` None is `default_device()`. The settings tuned for the model (`asr.tune`) and its language model are in
-        its folder, too, and are the defaults. Raises ModelError if the folder is no model folder, ValueError if there
-        is no such device. `whisper:PATH`: a checkpoint of Whisper or Speech2Text, as `asr.model.foreign` imports it."""
+        `device` None is a GPU if there is one. The settings tuned for the model (`asr.tune`) and its language model are
+        in its folder, too, and are the defaults. Raises ModelError if the folder is no model folder, ValueError if the
+        device does not exist. `whisper:PATH` is a checkpoint of Whisper or Speech2Text, as `asr.model.foreign` imports
+        it."""
         given = {option.name: settings.pop(option.name) for option in fields(DecodeOptions) if option.name in settings}
-        device = device or default_device()
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:  # what torch raises if there is no such device
-            raise ValueError(f"device {device}: " + str(error).partition("\n")[0]) from None
+        device = existing_device(device)
         if torch.device(device).type == "cpu":
             keep_kernels(KERNELS)
         if str(folder).startswith(FOREIGN):
             from asr.model.foreign import import_model
 
-            model = import_model(str(folder).removeprefix(FOREIGN)).to(device)
+            model, tuned = import_model(str(folder).removeprefix(FOREIGN)).to(device), {}
         else:
             folder = Path(resource("data", "models", "english") if folder is None else folder)
-            model, settings = SpeechModel.load(folder, device), load_tuning(folder)._asdict() | settings
+            model, tuned = SpeechModel.load(folder, device), load_tuning(folder)._asdict()
+        settings = tuned | settings
         options = settings.pop("options", None) or default_options(model.transformer.ctc is not None)
         return cls(model, options=replace(options, **given), **settings)
 
@@ -319,8 +313,9 @@ class Recognizer:
     @in_own_precision
     def features(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
         """The encoder's input for a batch, and its lengths `(B,)`: 0 for silent inputs."""
-        lens = torch.tensor([len(x) for x in inputs], device=self.model.device)
-        padded = pad_sequence([torch.from_numpy(x) for x in inputs], batch_first=True).to(lens.device)
+        device = self.model.device
+        lens = torch.tensor([len(x) for x in inputs], device=device)
+        padded = pad_sequence([torch.from_numpy(x) for x in inputs], batch_first=True).to(device)
         X, X_lens = self.model.front_end(padded, lens)
         if self.takes == "sound":
             X_lens = X_lens.masked_fill(padded.abs().amax(dim=1) < SILENCE, 0)
@@ -337,7 +332,8 @@ class Recognizer:
         if options.nbest == 1 and (self.ngram is None or options.strategy == "greedy"):
             return search_with_fallback(transformer, memory, memory_lens, options, *beside)
         all_of_them = replace(options, nbest=options.beam_size)
-        found = list(map(self._distinct, search_with_fallback(transformer, memory, memory_lens, all_of_them, *beside)))
+        found = search_with_fallback(transformer, memory, memory_lens, all_of_them, *beside)
+        found = [self._distinct(best) for best in found]
         if self.ngram is not None:
             texts = ([self.model.normalize(self._text(h)) for h in best] for best in found)
             found = [self.ngram.rescore(best, said, weight) for best, said in zip(found, texts, strict=True)]
@@ -362,7 +358,8 @@ class Recognizer:
             # normalised like the model's transcripts, or as they are, for a model that writes capitals
             ways = [dict.fromkeys((self.model.normalize(text), " ".join(text.split()))) for text in options.phrases]
             ways = [each for ways_of_one in ways if (each := [way for way in ways_of_one if way])]
-            phrases = Phrases.of(ways, options.phrase_weight, self.model.tokenizer, self.model.transformer.config.eos)
+            eos = self.model.transformer.config.eos
+            phrases = Phrases.of(ways, options.phrase_weight, self.model.tokenizer, eos)
             phrases = phrases and phrases.to(self.model.device)
             self._made = wanted, phrases
         return phrases

@@ -1,0 +1,22 @@
+"""The device that decodes."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def default_device() -> str:
+    """A GPU if there is one (for each process started by torchrun its own), else the CPU."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+
+
+def existing_device(device: str | None, option: str = "device") -> str:
+    """The device, or the default one for None. Raises ValueError, which names the `option`, if it does not exist."""
+    wanted = device or default_device()
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:  # torch's
+        raise ValueError((f"{option} {device}: " if device else "") + str(error).partition("\n")[0]) from None
+    return wanted
