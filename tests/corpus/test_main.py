@@ -177,6 +177,7 @@ def test_nothing_is_no_corpus(tmp_path, tone, monkeypatch, capsys, command, mess
     assert message in capsys.readouterr().err and not (tmp_path / "new.jsonl.gz").exists()
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "term"])
 @pytest.mark.parametrize("command", ["prepare", "splice"])
 def test_what_was_interrupted_leaves_nothing_and_can_be_given_again(
