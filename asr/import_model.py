@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from asr.commands import check_no_model, guarded, keep_inputs
+from asr.commands import check_no_model, guarded, keep_inputs, say
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,11 +59,13 @@ def main(argv: list[str] | None = None) -> None:
 
     if args.export:
         export_model(SpeechModel.load(args.source), args.out)
+        say(f"{args.out}: a checkpoint for transformers\n")
         return
     wanted = WhisperTask(args.language, args.task, args.timestamps, args.window)
     model = import_model(args.source, args.vocabulary, wanted)
     model.save(args.out, args.dtype)
     save_tuning(args.out, IMPORTED)
+    say(f"{args.out}: a model for asr, in {args.dtype}\n")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ class WhisperTokenizer(Tokenizer):
         try:
             import tiktoken
         except ImportError:
-            raise ValueError("Whisper's tokenizer needs tiktoken: pip install tiktoken") from None
+            raise ValueError("Whisper's tokenizer needs tiktoken: pip install '.[whisper]'") from None
         ranks = {token: rank for rank, token in enumerate(self.tokens)}
         return tiktoken.Encoding("whisper", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
 
