@@ -31,7 +31,7 @@ def decode_with_ffmpeg(
     try:
         import av
     except ImportError:
-        raise AudioError(f"{name}: {reason} FFmpeg may be able to read it: pip install av") from None
+        raise AudioError(f"{name}: {reason} FFmpeg may be able to read it: pip install '.[av]'") from None
     heard = end = 0.0
     try:
         with _opened(file) as container:

@@ -224,7 +224,7 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
                 if importlib.util.find_spec("av"):
                     yield from by_ffmpeg(more)
                     return
-                cut_off = AudioError(f"{name}: {more} FFmpeg may read it: pip install av")
+                cut_off = AudioError(f"{name}: {more} FFmpeg may read it: pip install '.[av]'")
         except AudioError as error:
             cut_off = error  # raised after what is there
         check_rate(sound, name)
