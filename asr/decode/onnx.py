@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import math
-import tempfile
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +30,7 @@ from asr.text.loading import save_tokenizer
 from asr.text.tokenizer import BLANK, SPECIALS, UNK
 
 ENCODER, DECODER, DESCRIPTION = "encoder.onnx", "decoder.onnx", "description.json"
+UNFINISHED = ".unfinished"  # a folder within the exported one, until all is written
 SOURCE = {"sound": "samples", "matrix": "features", "text": "text"}  # the name of the encoder's input
 UNWRITTEN = {SPECIALS[UNK]: "\ufffd"}  # how the token is decoded
 TOLERANCE = 1e-2  # largest difference that log-posteriors may have from the model's
@@ -80,9 +81,10 @@ def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) 
     graphs do not compute what the model does."""
     check_export(folder)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as inside:
-        unfinished = Path(inside)
+    unfinished = folder / UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    unfinished.mkdir(parents=True)
+    try:
         _write_graphs(recognizer, unfinished)
         graphs = [unfinished / name for name in (ENCODER, DECODER)]
         most = difference(recognizer, *map(_session, graphs))
@@ -96,13 +98,15 @@ def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) 
         save_tokenizer(recognizer.model.tokenizer, unfinished)
         for path in unfinished.iterdir():
             path.replace(folder / path.name)
+    finally:
+        shutil.rmtree(unfinished)
     return most
 
 
 def check_export(folder: str | Path) -> None:
     """Raises ValueError if the folder is not empty or a library is missing, OSError if it is not a folder; to be called
     before a model is loaded."""
-    if Path(folder).exists() and any(Path(folder).iterdir()):
+    if Path(folder).exists() and any(path.name != UNFINISHED for path in Path(folder).iterdir()):
         raise ValueError(f"{folder} is not empty: choose another folder")
     try:
         import onnxruntime  # noqa: F401
