@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import sys
 import traceback
 from collections import Counter
@@ -200,17 +199,6 @@ def guarded(command: str) -> Iterator[None]:
         if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
             raise
         fail(command, "out of memory: lower --batch-seconds or --beam-size, where the command has them", code=1)
-
-
-@contextlib.contextmanager
-def ending_in_order(command: str) -> Iterator[None]:
-    """Ends the command by an exception (code 143) if SIGTERM comes within the block, which then removes what it has
-    written so far."""
-    before = signal.signal(signal.SIGTERM, lambda *_: fail(command, "ended by SIGTERM", code=143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def say(text: str) -> None:

@@ -98,8 +98,6 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
     def run(composed: DictConfig) -> None:
         from lightning.pytorch.utilities import rank_zero_only  # Lightning sets log levels on import
 
-        from asr.training.averaging import best_checkpoints
-
         level = logging.WARNING if rank_zero_only.rank else logging.INFO  # only the first process reports
         logging.basicConfig(level=level, format="%(message)s", force=True)
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -122,8 +120,10 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
                 Path(config.out).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ValueError(f"out={config.out}: the folder cannot be made ({error.strerror})") from None
+            from asr.training.averaging import best_checkpoints  # heavy
+
             last = Path(config.out) / "checkpoints" / "last.ckpt"
-            refused = not config.resume and best_checkpoints(Path(config.out))  # by `begin`: these are not its options
+            refused = not config.resume and best_checkpoints(Path(config.out))  # by `train`
             if not (rank_zero_only.rank or last.exists() or refused):
                 unfinished = Path(config.out) / f".{OPTIONS}"
                 started = OmegaConf.to_container(composed, resolve=True) | {"experiment": experiment}

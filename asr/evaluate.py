@@ -62,10 +62,11 @@ def main(argv: list[str] | None = None) -> None:
     recognizer = load_recognizer(args)
     told = [Skipped(corpus) for corpus in args.corpus]
     corpora = [open_corpus(corpus, skipped=each) for corpus, each in zip(args.corpus, told, strict=True)]
-    figures = evaluate(recognizer, corpora, args.out, normalize)
+    for each in told:
+        each.report()
+    figures = evaluate(recognizer, corpora, args.out, normalize, sum(each.count for each in told))
     if figures is None:
         return
-    figures["left_out"] += sum(each.count for each in told)
     if args.json:
         say(json.dumps(figures) + "\n")
         return
@@ -91,10 +92,14 @@ def _rate(name: str, figures: dict, unit: str) -> str:
 
 
 def evaluate(
-    recognizer: Recognizer, corpora: list[CutSet], out: Path | None = None, normalize: Normalizer | None = None
+    recognizer: Recognizer,
+    corpora: list[CutSet],
+    out: Path | None = None,
+    normalize: Normalizer | None = None,
+    left_out: int = 0,
 ) -> dict | None:
     """Transcribes the corpora together and scores them, the words of each corpus, too; writes the hypotheses to `out`
-    (JSONL). Rates are in percent.
+    (JSONL). Rates are in percent; `left_out` utterances were left out before.
 
     With several processes, only the first returns the figures, the others None. Raises ValueError as `transcribe_cuts`
     does."""
@@ -130,7 +135,7 @@ def evaluate(
         "characters": {"rate": characters.rate, **dataclasses.asdict(characters)},
         "sentences": sentence_error_rate(done.references, done.hypotheses),
         "utterances": len(done.cuts),
-        "left_out": len(cuts) - len(done.cuts),
+        "left_out": left_out + len(cuts) - len(done.cuts),
         "seconds": sum(cut.duration for cut in done.cuts),
         "decoding_seconds": done.seconds,
     }

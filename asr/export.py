@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from asr.commands import ending_in_order, fail, guarded, load_model, say
+from asr.commands import fail, guarded, load_model, say
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,8 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     check_export(args.out)
     recognizer = load_model(args.model, "cpu", precision="float32", language_model=None)
     try:
-        with ending_in_order("asr.export"):
-            difference = export_onnx(recognizer, args.out, args.int8)
+        difference = export_onnx(recognizer, args.out, args.int8)
     except ExportError as error:
         fail("asr.export", error, code=1)
     say(f"{args.out}: log-posteriors are the model's to {difference:.0e}\n")

@@ -5,7 +5,9 @@ import pytest
 from tests.test_commands import call
 
 
-@pytest.mark.parametrize("option", ["--vocabulary v", "--language de", "--timestamps", "--window 10", "--dtype int8"])
+@pytest.mark.parametrize(
+    "option", ["--vocabulary v", "--language de", "--task translate", "--timestamps", "--window 10", "--dtype int8"]
+)
 def test_an_option_of_importing_is_refused_where_it_has_no_effect(tmp_path, option):
     done = call("asr.import_model", "--export", tmp_path, tmp_path / "out", *option.split())
     name = option.split()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +44,8 @@ def _stored(path: str | os.PathLike, mmap_mode: str | None = None) -> np.ndarray
         raise AudioError(f"{path}: no such file") from None
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        if "allow_pickle" in reason or "Weights only" in reason:  # advice to load it unsafely
-            reason = "it holds no numbers"
+        if isinstance(error, pickle.UnpicklingError) or "allow_pickle" in reason:  # advice to load it unsafely
+            reason = "no array that numpy.save or tensor that torch.save has written"
         raise AudioError(f"{path}: not a feature matrix ({reason})") from None
     if not stored.size:
         raise AudioError(f"{path}: the feature matrix is empty")

@@ -258,7 +258,8 @@ def _soundfile_blocks(
 ) -> Iterator[np.ndarray]:
     """Blocks of at most `most` frames in all. Raises AudioError after those before any damage, and if the audio ends
     before `promised` frames."""
-    place = sound.tell() if sound.seekable() else 0
+    can_seek = sound.seekable()
+    place = sound.tell() if can_seek else 0
     size = _BLOCK_SECONDS * sound.samplerate
     if sound.format == "MP3":  # soundfile would seek to where each block ends, and mpg123 print errors of its own there
         sound.seekable = lambda: False
@@ -267,7 +268,7 @@ def _soundfile_blocks(
             with undisturbed():
                 block = sound.read(min(most, size), dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
-            if sound.seekable() and size > sound.samplerate // 4:  # again, nearly up to the damage
+            if can_seek and size > sound.samplerate // 4:  # again, nearly up to the damage
                 size = max(1, sound.samplerate // 4)
                 file.seek(0)
                 with contextlib.suppress(soundfile.LibsndfileError), undisturbed():

@@ -23,12 +23,12 @@ import numpy as np
 from lhotse import CutSet, MonoCut
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
-from asr.commands import check_outputs, cuts_path, ending_in_order, first_repeated, guarded, keep_inputs, say
+from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs, say
 from asr.corpus import segmenting, splicing
 from asr.corpus.librispeech import OPENSLR, download_librispeech
 from asr.corpus.opening import FORMS, open_corpus
 from asr.corpus.shards import write_shards
-from asr.corpus.utterances import Utterance, input_kind, iterate, make_cuts, of_file, writable, write_cuts
+from asr.corpus.utterances import Utterance, input_kind, iterate, make_cuts, nameable, of_file, write_cuts
 
 
 def download(args: argparse.Namespace) -> None:
@@ -42,16 +42,16 @@ def prepare(args: argparse.Namespace) -> None:
     written: list[Path] = []
     with _removed_where_it_fails(written):
         if args.wav:
-            cuts = CutSet.from_cuts(_copies(cuts, args.wav, written))
-        _write(cuts, args.out)
+            cuts = CutSet.from_cuts(_copies(cuts, args.wav, written)).to_eager()
+        write_cuts(cuts, args.out)
+    _say(cuts, args.out)
 
 
 @contextmanager
 def _removed_where_it_fails(written: list[Path]) -> Iterator[None]:
     """Removes what was written if the block fails, so that the same command can be repeated."""
     try:
-        with ending_in_order("asr.corpus"):
-            yield
+        yield
     except BaseException:
         for path in written:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -59,7 +59,7 @@ def _removed_where_it_fails(written: list[Path]) -> Iterator[None]:
 
 
 def _copies(cuts: CutSet, folder: Path, written: list[Path]) -> Iterator[MonoCut]:
-    cuts = writable(cuts, str(folder))
+    cuts = nameable(cuts, str(folder))
     for cut in cuts:
         if input_kind(cut) != "sound":
             raise ValueError(f"--wav is for sound, and {cut.id} is {input_kind(cut)}")
@@ -127,7 +127,7 @@ def splice(args: argparse.Namespace) -> None:
     if args.wav.exists():
         raise ValueError(f"--wav {args.wav} is there already, and the sound in it may be another corpus'")
     check_outputs(args.out)
-    cuts, rng = list(open_corpus(args.corpus)), random.Random(args.seed)
+    cuts, rng = nameable(open_corpus(args.corpus), str(args.wav)), random.Random(args.seed)
     if twice := first_repeated(_wav(cut.id, args.wav) for cut in cuts):
         raise ValueError(f"--wav {args.wav}: the copies of two utterances would be called like {twice}")
     spliced = (
@@ -136,7 +136,9 @@ def splice(args: argparse.Namespace) -> None:
         for cut, text, sound in splicing.splice(cuts, args.share, rng)
     )
     with _removed_where_it_fails([args.wav]):
-        _write(CutSet.from_cuts(spliced), args.out)
+        cuts = CutSet.from_cuts(spliced).to_eager()
+        write_cuts(cuts, args.out)
+    _say(cuts, args.out)
 
 
 def segment(args: argparse.Namespace) -> None:

@@ -24,7 +24,7 @@ from lhotse.utils import fastcopy
 
 from asr.audio.interrupts import undisturbed
 from asr.audio.reading import SAMPLE_RATE, within_range
-from asr.corpus.utterances import PLACE, fetch, input_kind, iterate, of_file, writable
+from asr.corpus.utterances import PLACE, fetch, input_kind, iterate, nameable, of_file
 
 INDEX, SHARDS = "index.jsonl.gz", "shar"
 
@@ -37,7 +37,7 @@ def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
     none can be read."""
     if (folder / SHARDS).exists():
         raise ValueError(f"{folder / SHARDS} is there already")
-    cuts = writable(cuts, str(folder))
+    cuts = nameable(cuts, str(folder))
     for cut in cuts:
         if input_kind(cut) != "sound":
             raise ValueError(f"{cut.id}: shards hold sound, and this is {input_kind(cut)}")

@@ -68,13 +68,13 @@ class Skipped:
 
 def make_cuts(utterances: Iterable[Utterance], what: str, skipped: Skipped | None = None) -> CutSet:
     """A CutSet of the utterances whose files exist and have audio; the rest are reported by name and counted, in
-    `skipped` if the caller passes one.
+    `skipped` if the caller passes one, or else with the total at the end.
 
     `what` names the corpus in the report. Raises ValueError if nothing is left."""
-    skipped, cuts, seen = skipped or Skipped(what), [], set()
+    told, cuts, seen = skipped or Skipped(what), [], set()
     duration_of = cache(read_duration)  # many utterances may be parts of one file
     for utterance in utterances:
-        skipped.total += 1
+        told.total += 1
         try:
             if utterance.fault:
                 raise AudioError(utterance.fault)
@@ -83,8 +83,9 @@ def make_cuts(utterances: Iterable[Utterance], what: str, skipped: Skipped | Non
             cuts.append(_make_cut(utterance, duration_of))
             seen.add(utterance.id)
         except AudioError as error:
-            skipped.add(utterance.id, str(error))
-    skipped.report()
+            told.add(utterance.id, str(error))
+    if skipped is None:
+        told.report()
     if not cuts:
         raise ValueError(f"{what}: no utterance that can be read")
     return CutSet.from_cuts(cuts)
@@ -98,13 +99,16 @@ def write_cuts(cuts: CutSet, path: Path) -> None:
         raise ValueError(f"{path}: there is no utterance to write")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")  # its suffix tells Lhotse how to write
-    cuts.to_file(unfinished)
-    unfinished.replace(path)
+    try:
+        cuts.to_file(unfinished)
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
-    """The cuts that can be written; those with a name or a transcript that is not UTF-8, or a name that no file can
-    have, are reported."""
+    """The cuts that can be written as JSON; those with a name or a transcript that is not UTF-8 are reported."""
 
     def unwritable(cut: MonoCut) -> str | None:
         custom = cut.custom or {}
@@ -114,9 +118,15 @@ def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
             " ".join([cut.id, source, *said]).encode()
         except UnicodeEncodeError:
             return "its name, its file's, its speaker's or its transcript is not UTF-8"
-        return "its name has a null character" if "\0" in cut.id else None
+        return None
 
     return kept(cuts, what, unwritable)
+
+
+def nameable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
+    """The cuts that can be written, and whose names files can have; the others are reported."""
+    null = "its name has a null character, as no file's may"
+    return kept(writable(cuts, what), what, lambda cut: null if "\0" in cut.id else None)
 
 
 def of_file(cut: MonoCut, recording: Recording) -> MonoCut:

@@ -14,9 +14,9 @@ def default_device() -> str:
 
 def existing_device(device: str | None, option: str = "device") -> str:
     """The device, or the default one for None. Raises ValueError, which names the `option`, if it does not exist."""
-    wanted = device or default_device()
+    wanted = default_device() if device is None else device
     try:
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError) as error:  # torch's
-        raise ValueError((f"{option} {device}: " if device else "") + str(error).partition("\n")[0]) from None
+        raise ValueError(("" if device is None else f"{option} {device}: ") + str(error).partition("\n")[0]) from None
     return wanted

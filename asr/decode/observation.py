@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from asr.decode.alignment import TimedWord, ctc_alignments, frame_times, timed_words
+from asr.decode.precision import in_own_precision
 from asr.decode.recognizer import Recognizer
 from asr.model.positions import rotary_angles
 from asr.text.tokenizer import Tokenizer
@@ -41,7 +42,7 @@ class Observation:
     key_dim: int
 
 
-@torch.inference_mode()
+@in_own_precision
 def observe(recognizer: Recognizer, samples: np.ndarray) -> Observation:
     """Transcribes samples `(N,)`, a matrix `(T, d)` or token ids `(T,)`, as `Recognizer.recognize` does, and keeps what
     it observes."""

@@ -99,13 +99,13 @@ def export_onnx(recognizer: Recognizer, folder: str | Path, int8: bool = False) 
         for path in unfinished.iterdir():
             path.replace(folder / path.name)
     finally:
-        shutil.rmtree(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return most
 
 
 def check_export(folder: str | Path) -> None:
-    """Raises ValueError if the folder is not empty or a library is missing, OSError if it is not a folder; to be called
-    before a model is loaded."""
+    """Raises ValueError if the folder is not empty, but for what a killed process has left, or a library is missing;
+    OSError if it is not a folder. To be called before a model is loaded."""
     if Path(folder).exists() and any(path.name != UNFINISHED for path in Path(folder).iterdir()):
         raise ValueError(f"{folder} is not empty: choose another folder")
     try:

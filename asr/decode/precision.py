@@ -55,12 +55,13 @@ def check_precision(model: Transformer | LanguageModel, precision: str) -> str:
 
 
 def in_own_precision(method: Callable) -> Callable:
-    """Runs a method of a recogniser without gradients, and in the precision of its model whatever autocast is on."""
+    """Runs a method of a recogniser, or a function of one, without gradients, and in the precision of its model
+    whatever autocast is on."""
 
     @wraps(method)
-    def run(self, *args, **settings):
-        with torch.inference_mode(), torch.autocast(self.model.device.type, enabled=False):
-            return method(self, *args, **settings)
+    def run(recognizer, *args, **settings):
+        with torch.inference_mode(), torch.autocast(recognizer.model.device.type, enabled=False):
+            return method(recognizer, *args, **settings)
 
     return run
 

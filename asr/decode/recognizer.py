@@ -35,6 +35,7 @@ from asr.decode.transcript import Job, Segment, Transcript, Word
 from asr.decode.tuning import load_tuning
 from asr.heap import keep_kernels, return_freed_blocks
 from asr.model.dot_product import leave_out_cudnn
+from asr.model.folder import ModelError
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.resources import resource
@@ -139,6 +140,8 @@ class Recognizer:
 
             model, tuned = import_model(str(folder).removeprefix(FOREIGN)).to(device), {}
         else:
+            if not str(folder):  # which would be the current directory
+                raise ModelError("the model folder has no name")
             folder = Path(resource("data", "models", "english") if folder is None else folder)
             model, tuned = SpeechModel.load(folder, device), load_tuning(folder)._asdict()
         settings = tuned | settings

@@ -125,7 +125,7 @@ def described(folder: str | Path, *kinds: str) -> Iterator[dict[str, Any]]:
     try:
         description = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         found = next((kind for kind in KINDS if kind in description), None)
-        if found not in kinds:
+        if found not in kinds and (found or "model_type" in description):
             wanted = " or ".join(KINDS[kind].partition(" (")[0] for kind in kinds)
             raise ModelError(f"{folder}: this is {KINDS.get(found, OTHER)}, not {wanted}")
         yield description

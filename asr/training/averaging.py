@@ -50,7 +50,7 @@ class BestCheckpoints(ModelCheckpoint):
             logger.warning("the best epochs so far were chosen on another dev set: the choice starts anew")
             self.of_another_set = best_checkpoints(Path(self.dirpath).parent)
             return
-        super().load_state_dict(state_dict)  # the state may name files that were moved away, or more than `count`
+        super().load_state_dict(state_dict)  # may name files that were moved away, or more than `count`, which stay
         there = {path: figure for path, figure in self.best_k_models.items() if Path(path).is_file()}
         best = sorted(there, key=there.get)[: self.save_top_k]
         self.best_k_models = {path: there[path] for path in best}

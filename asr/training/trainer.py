@@ -19,6 +19,8 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.plugins.environments import (
     ClusterEnvironment,
     LightningEnvironment,
+    LSFEnvironment,
+    MPIEnvironment,
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
@@ -155,7 +157,8 @@ def _cluster(config: RunConfig) -> list[ClusterEnvironment]:
             raise ValueError(f"torchrun has started {started} processes, and devices= and nodes= are {processes}")
         return []
     if not SLURMEnvironment.detect():
-        if config.nodes > 1 and "MASTER_ADDR" not in os.environ:
+        others = LSFEnvironment.detect() or MPIEnvironment.detect() or "MASTER_ADDR" in os.environ
+        if config.nodes > 1 and not others:
             raise ValueError(f"nodes={config.nodes}: torchrun or srun starts a training on several machines")
         return []
     tasks, processes = int(os.environ["SLURM_NTASKS"]), device_count(config)

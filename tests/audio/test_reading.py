@@ -285,7 +285,7 @@ def test_a_pickle_is_never_loaded(tmp_path):
     torch.save(pytest.raises, tmp_path / "a.pt")
     (tmp_path / "b.npy").write_bytes(b"nothing of the kind")
     for name in ("a.npy", "a.pt", "b.npy"):
-        with pytest.raises(AudioError, match=r"not a feature matrix \(it holds no numbers\)"):  # nor advice to trust it
+        with pytest.raises(AudioError, match=r"not a feature matrix \(no array that"):  # nor advice to trust it
             read_matrix(tmp_path / name)
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(AudioError, match="not a feature matrix"):

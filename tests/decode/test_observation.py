@@ -34,6 +34,15 @@ def test_what_is_observed_is_what_is_transcribed(shipped):
     assert observation.tokens[-1] == "<eos>"
 
 
+def test_it_is_observed_in_the_models_own_precision(tiny_model):
+    recognizer = Recognizer(tiny_model, precision="float32")
+    sound = np.random.default_rng(0).normal(0, 0.1, 8000).astype(np.float32)
+    alone = observe(recognizer, sound)
+    with torch.autocast("cpu", torch.bfloat16):
+        under = observe(recognizer, sound)
+    assert torch.equal(under.ctc, alone.ctc) and torch.equal(under.self_attention, alone.self_attention)
+
+
 def test_words_follow_each_other_in_time(shipped):
     *_, observation = shipped
     edges = [edge for word in observation.words for edge in (word.start, word.end)]

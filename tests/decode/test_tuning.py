@@ -61,7 +61,7 @@ def test_a_damaged_file_is_a_clear_error(tiny_model, tmp_path, content):
 def test_a_folder_without_a_name_is_not_the_model_that_ships(tmp_path, monkeypatch):
     """As of `--model "$MODEL"` where the variable is not set."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match="the model folder has no name"):
         Recognizer.load("")
 
 

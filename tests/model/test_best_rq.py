@@ -65,9 +65,10 @@ def test_an_encoder_frame_predicts_the_middle_of_what_it_sees(kind, factor):
     frames, (length,) = module.encoder.subsampling(X, torch.tensor([100]))
     middle = module.middle(torch.arange(1, 101)[None, :, None], length)[0, :, :, 0]
     first = middle[4, 0] - 4 * factor
-    everything = torch.arange(first, first + length * factor).clamp(min=0)  # zeros before the first frame
+    everything = torch.arange(first, first + length * factor)
+    everything[(everything < 1) | (everything > 100)] = 0  # beyond the first and the last frame
     assert torch.equal(middle, everything.view(length, factor))
-    for m in range(4, length - 4):
+    for m in range(length) if kind == "conv2d" else range(4, length - 4):  # the others see padding, too
         (gradient,) = torch.autograd.grad(frames[0, m].square().sum(), X, retain_graph=True)
         seen = gradient[0].any(dim=1).nonzero()[:, 0] + 1
         before, after = middle[m, 0] - seen[0], seen[-1] - middle[m, -1]
