@@ -123,8 +123,8 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
             from asr.training.averaging import best_checkpoints  # heavy
 
             last = Path(config.out) / "checkpoints" / "last.ckpt"
-            refused = not config.resume and best_checkpoints(Path(config.out))  # by `train`
-            if not (rank_zero_only.rank or last.exists() or refused):
+            is_anothers = not config.resume and best_checkpoints(Path(config.out))  # which `train` refuses
+            if not (rank_zero_only.rank or last.exists() or is_anothers):
                 unfinished = Path(config.out) / f".{OPTIONS}"
                 started = OmegaConf.to_container(composed, resolve=True) | {"experiment": experiment}
                 OmegaConf.save(started, unfinished)

@@ -66,6 +66,9 @@ def test_machines_that_nothing_connects_are_refused_and_do_not_wait_for_each_oth
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(ValueError, match="nodes=2: torchrun or srun starts"):
         _cluster(options(corpus, tmp_path, "nodes=2"))
+    with monkeypatch.context() as patch:
+        patch.setattr("asr.training.trainer.LSFEnvironment.detect", lambda: True)
+        assert _cluster(options(corpus, tmp_path, "nodes=2")) == []
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")  # each process started by hand, as Lightning documents
     assert _cluster(options(corpus, tmp_path, "nodes=2")) == []
 
