@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from asr.commands import fail, give_up_output, replace_closed_outputs
+from asr.files import replacing
 from asr.model.config import PRESETS
 from asr.resources import resource
 from asr.training.config import OF_THE_REST, LMTrainConfig, PretrainConfig, TrainConfig
@@ -125,10 +126,9 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
             last = Path(config.out) / "checkpoints" / "last.ckpt"
             is_anothers = not config.resume and best_checkpoints(Path(config.out))  # which `train` refuses
             if not (rank_zero_only.rank or last.exists() or is_anothers):
-                unfinished = Path(config.out) / f".{OPTIONS}"
                 started = OmegaConf.to_container(composed, resolve=True) | {"experiment": experiment}
-                OmegaConf.save(started, unfinished)
-                unfinished.replace(Path(config.out) / OPTIONS)  # atomically: other processes may be reading it
+                with replacing(Path(config.out) / OPTIONS) as unfinished:  # other processes may be reading it
+                    OmegaConf.save(started, unfinished)
             try:
                 train(config)
             except OSError as error:

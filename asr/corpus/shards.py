@@ -25,6 +25,7 @@ from lhotse.utils import fastcopy
 from asr.audio.interrupts import undisturbed
 from asr.audio.reading import SAMPLE_RATE, within_range
 from asr.corpus.utterances import PLACE, fetch, input_kind, iterate, nameable, of_file
+from asr.files import replacing
 
 INDEX, SHARDS = "index.jsonl.gz", "shar"
 
@@ -57,9 +58,9 @@ def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
             metadata.write(of_file(cut, recording))
     if not tars.num_items_total:
         raise ValueError(f"{folder}: no utterance could be read")
-    index = CutSet.from_cuts(_index(inside, f"{SHARDS}/"))
-    index.to_file(folder / INDEX)
-    inside.rename(folder / SHARDS)
+    with replacing(folder / INDEX) as unfinished:
+        CutSet.from_cuts(_index(inside, f"{SHARDS}/")).to_file(unfinished)
+        inside.rename(folder / SHARDS)
     return read_shards(folder)
 
 

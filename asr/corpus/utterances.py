@@ -23,6 +23,7 @@ from lhotse.utils import fastcopy
 
 from asr.audio.matrices import MATRIX_SUFFIXES, read_matrix, read_shape
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printable, read_audio, read_duration
+from asr.files import replacing
 
 PLACE = ("tar_offset", "tar_size", "shard")  # of audio within another file: keys of a cut's `custom`
 ROUNDING = 0.1  # seconds at the end of a file that its header may not count
@@ -98,13 +99,8 @@ def write_cuts(cuts: CutSet, path: Path) -> None:
     if not len(cuts):
         raise ValueError(f"{path}: there is no utterance to write")
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")  # its suffix tells Lhotse how to write
-    try:
+    with replacing(path) as unfinished:
         cuts.to_file(unfinished)
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:

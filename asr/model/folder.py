@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from asr.files import replacing
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}  # types of weights on disk
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 SCALE = ".scale"  # suffix to the name of an int8 tensor
@@ -76,34 +78,22 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Writes a safetensors file atomically, with permissions by the umask (`save_file` lets only its owner read it)."""
-    with _replacing(path) as unfinished:
-        unfinished.unlink(missing_ok=True)
-        unfinished.touch()
-        mode = unfinished.stat().st_mode
-        save_file(tensors, unfinished, metadata={"format": "pt"})
-        unfinished.chmod(mode)
+    try:
+        with replacing(path) as unfinished:
+            unfinished.unlink(missing_ok=True)
+            unfinished.touch()
+            mode = unfinished.stat().st_mode
+            save_file(tensors, unfinished, metadata={"format": "pt"})
+            unfinished.chmod(mode)
+    except SafetensorError as error:  # of a full disk
+        raise OSError(f"{path}: {error}") from None
 
 
 def write_json(content: dict[str, Any], path: Path) -> None:
     """Writes a JSON file atomically; numpy's numbers are written as numbers."""
-    with _replacing(path) as unfinished:
+    with replacing(path) as unfinished:
         text = json.dumps(content, indent=2, default=lambda number: number.item())
         unfinished.write_text(text + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """The file to write instead of `path`, which it replaces at the end. If writing fails (OSError), nothing is left of
-    it, and `path` is as it was."""
-    unfinished = path.with_name(f".{path.name}")
-    try:
-        yield unfinished
-        unfinished.replace(path)
-    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
-        unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise
-        raise OSError(f"{path}: {error}") from None
 
 
 class WithoutStartValues(TorchFunctionMode):

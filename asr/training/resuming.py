@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import pickle
 import signal
 import threading
@@ -27,6 +26,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import Sampler
+
+from asr.files import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -126,14 +127,9 @@ class WholeCheckpoints(TorchCheckpointIO):
         """Raises OSError naming the file, and leaves nothing of it, if the disk is full."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}")
         torch.save(checkpoint, content := io.BytesIO())
-        try:
+        with replacing(path) as unfinished:
             unfinished.write_bytes(content.getbuffer())
-            os.replace(unfinished, path)
-        except OSError as error:
-            unfinished.unlink(missing_ok=True)
-            raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 class LastCheckpoint(Checkpoint):

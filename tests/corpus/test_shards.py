@@ -1,5 +1,7 @@
+import errno
 import gzip
 import multiprocessing
+import os
 import threading
 from pathlib import Path
 
@@ -179,11 +181,13 @@ def test_shards_that_were_not_finished_are_written_anew(cuts, tmp_path):
 
 def test_shards_whose_index_could_not_be_written_are_written_anew(cuts, tmp_path, monkeypatch):
     def full(self, path):
-        raise OSError(f"No space left on device: {path}")
+        path.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match=r"index\.jsonl\.gz"):
         patch.setattr(lhotse.CutSet, "to_file", full)
         write_shards(cuts, tmp_path / "shards", size=3)
+    assert not (tmp_path / "shards" / "index.jsonl.gz").exists()  # an index says that there are shards
     assert len(write_shards(cuts, tmp_path / "shards", size=3)) == 7
 
 
