@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from lhotse import CutSet, MonoCut
+from lhotse import AudioSource, CutSet, MonoCut
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
 from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs, say
@@ -42,7 +42,7 @@ def prepare(args: argparse.Namespace) -> None:
     written: list[Path] = []
     with _removed_where_it_fails(written):
         if args.wav:
-            cuts = CutSet.from_cuts(_copies(cuts, args.wav, written)).to_eager()
+            cuts = CutSet.from_cuts(_copies(cuts, args.wav, written))
         write_cuts(cuts, args.out)
     _say(cuts, args.out)
 
@@ -71,17 +71,16 @@ def _copies(cuts: CutSet, folder: Path, written: list[Path]) -> Iterator[MonoCut
         raise ValueError(f"--wav {folder}: {there} is there already, and may belong to another corpus")
     for cut, sound in iterate(cuts):
         written.append(_wav(cut.id, folder))
-        copy = _as_wav(cut.id, sound, "", None, folder)
-        yield of_file(cut, copy.recording)
+        path = _write_wav(cut.id, folder, sound)
+        yield of_file(cut, AudioSource("file", [0], str(path)), len(sound))
 
 
-def _as_wav(name: str, sound: np.ndarray, text: str, speaker: str | None, folder: Path) -> MonoCut:
-    """Writes the audio as 16-bit wav at 16 kHz and returns the cut of that file."""
+def _write_wav(name: str, folder: Path, sound: np.ndarray) -> Path:
+    """Writes the audio of an utterance as 16-bit wav at 16 kHz."""
     path = _wav(name, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_wav(path, sound)
-    utterance = Utterance(name, path, text, speaker or "", len(sound) / SAMPLE_RATE)
-    return next(iter(make_cuts([utterance], str(path))))
+    return path
 
 
 def _wav(name: str, folder: Path) -> Path:
@@ -114,9 +113,7 @@ def split(args: argparse.Namespace) -> None:
         raise ValueError(f"{', '.join(args.corpus)}: {len(speakers)} speakers; {args.speakers} cannot be split off")
     chosen = set(random.Random(args.seed).sample(speakers, args.speakers))
     for path, inside in ((args.out, True), (args.rest, False)):  # unknown speakers belong to the rest
-        _write(
-            cuts.filter(lambda cut, inside=inside: (cut.supervisions[0].speaker in chosen) == inside).to_eager(), path
-        )
+        _write(CutSet.from_cuts(cut for cut in cuts if (cut.supervisions[0].speaker in chosen) == inside), path)
 
 
 def splice(args: argparse.Namespace) -> None:
@@ -130,13 +127,16 @@ def splice(args: argparse.Namespace) -> None:
     cuts, rng = nameable(open_corpus(args.corpus), str(args.wav)), random.Random(args.seed)
     if twice := first_repeated(_wav(cut.id, args.wav) for cut in cuts):
         raise ValueError(f"--wav {args.wav}: the copies of two utterances would be called like {twice}")
-    spliced = (
-        _as_wav(f"{cut.id}-spliced{args.seed}-{copy}", sound, text, cut.supervisions[0].speaker, args.wav)
-        for copy in range(1, args.copies + 1)
-        for cut, text, sound in splicing.splice(cuts, args.share, rng)
-    )
+
+    def spliced() -> Iterator[Utterance]:
+        for copy in range(1, args.copies + 1):
+            for cut, text, sound in splicing.splice(cuts, args.share, rng):
+                name = f"{cut.id}-spliced{args.seed}-{copy}"
+                path = _write_wav(name, args.wav, sound)
+                yield Utterance(name, path, text, cut.supervisions[0].speaker, len(sound) / SAMPLE_RATE)
+
     with _removed_where_it_fails([args.wav]):
-        cuts = CutSet.from_cuts(spliced).to_eager()
+        cuts = make_cuts(spliced(), str(args.wav))
         write_cuts(cuts, args.out)
     _say(cuts, args.out)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import soundfile
-from lhotse import AudioSource, CutSet, MonoCut, Recording
+from lhotse import AudioSource, CutSet, MonoCut
 from lhotse.serialization import deserialize_item
 from lhotse.shar import JsonlShardWriter, TarWriter
 from lhotse.utils import fastcopy
@@ -49,13 +49,12 @@ def write_shards(cuts: Iterable[MonoCut], folder: Path, size: int) -> CutSet:
     metadata = JsonlShardWriter(f"{inside}/cuts.%06d.jsonl.gz", size)
     with tars, metadata:
         for cut, samples in iterate(cuts):
-            flac, duration = io.BytesIO(), len(samples) / SAMPLE_RATE
+            flac, copy = io.BytesIO(), of_file(cut, AudioSource("shar", [0], ""), len(samples))
             with undisturbed():
                 soundfile.write(flac, within_range(samples), SAMPLE_RATE, format="FLAC")
-            recording = Recording(cut.id, [AudioSource("shar", [0], "")], SAMPLE_RATE, len(samples), duration)
             tars.write(f"{cut.id}.flac", flac)
-            tars.write(f"{cut.id}.json", io.BytesIO(json.dumps(recording.to_dict()).encode()), count=False)
-            metadata.write(of_file(cut, recording))
+            tars.write(f"{cut.id}.json", io.BytesIO(json.dumps(copy.recording.to_dict()).encode()), count=False)
+            metadata.write(copy)
     if not tars.num_items_total:
         raise ValueError(f"{folder}: no utterance could be read")
     with replacing(folder / INDEX) as unfinished:

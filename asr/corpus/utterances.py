@@ -125,16 +125,17 @@ def nameable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:
     return kept(writable(cuts, what), what, lambda cut: null if "\0" in cut.id else None)
 
 
-def of_file(cut: MonoCut, recording: Recording) -> MonoCut:
-    """The cut as the whole of a mono file of its own, `recording`."""
+def of_file(cut: MonoCut, source: AudioSource, count: int) -> MonoCut:
+    """The cut as the whole of a mono file of its own, of `count` samples at 16 kHz."""
+    duration = count / SAMPLE_RATE
     return fastcopy(
         cut,
         start=0.0,
-        duration=recording.duration,
+        duration=duration,
         channel=0,
-        recording=recording,
+        recording=Recording(cut.id, [source], SAMPLE_RATE, count, duration),
         features=None,
-        supervisions=[fastcopy(each, channel=0, recording_id=recording.id) for each in cut.supervisions],
+        supervisions=[fastcopy(each, channel=0, recording_id=cut.id) for each in cut.supervisions],
         custom={key: value for key, value in (cut.custom or {}).items() if key not in PLACE} or None,
     )
 
