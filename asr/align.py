@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError(f"--ctm: several utterances would be called {twice}")
     with progress_bar(sum(seconds_of(recognizer, cut) for cut in cuts)) as advance:
         aligned = align_cuts(recognizer, cuts, advance)
-    write_cuts(aligned, args.out)
+    aligned = write_cuts(aligned, args.out)
     words = [(cut.id, word) for cut in aligned for word in cut.supervisions[0].alignment["word"]]
     if args.ctm:
         lines = (ctm_line(name, word.start, word.end, word.symbol) for name, word in words)

@@ -1,6 +1,8 @@
 """`asr.align` in process: the words of a corpus get their times."""
 
 import dataclasses
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ TEXT = "A man with a black dog was standing at the corner."
 @pytest.fixture
 def corpus(tmp_path):
     """A sample with its transcript, once as it is and once after a second of silence; a tenth of a second, too short
-    for its transcript; and a sample without a transcript."""
+    for its transcript; a sample without a transcript; and one whose name is not UTF-8."""
     sample = read_audio(resource("data", "samples", "corner.flac"))
     silence = np.zeros(SAMPLE_RATE, np.float32)
     for name, sound in {
@@ -34,6 +36,8 @@ def corpus(tmp_path):
     }.items():
         write_wav(tmp_path / f"{name}.wav", sound)
         (tmp_path / f"{name}.txt").write_text(TEXT if name != "untold" else "?")
+    for suffix in (".wav", ".txt"):
+        shutil.copy(tmp_path / f"now{suffix}", tmp_path / os.fsdecode(b"caf\xe9" + suffix.encode()))
     return tmp_path
 
 

@@ -43,7 +43,7 @@ def prepare(args: argparse.Namespace) -> None:
     with _removed_where_it_fails(written):
         if args.wav:
             cuts = CutSet.from_cuts(_copies(cuts, args.wav, written))
-        write_cuts(cuts, args.out)
+        cuts = write_cuts(cuts, args.out)
     _say(cuts, args.out)
 
 
@@ -136,8 +136,7 @@ def splice(args: argparse.Namespace) -> None:
                 yield Utterance(name, path, text, cut.supervisions[0].speaker, len(sound) / SAMPLE_RATE)
 
     with _removed_where_it_fails([args.wav]):
-        cuts = make_cuts(spliced(), str(args.wav))
-        write_cuts(cuts, args.out)
+        cuts = write_cuts(make_cuts(spliced(), str(args.wav)), args.out)
     _say(cuts, args.out)
 
 
@@ -155,8 +154,7 @@ def shard(args: argparse.Namespace) -> None:
 
 
 def _write(cuts: CutSet, path: Path) -> None:
-    write_cuts(cuts, path)
-    _say(cuts, path)
+    _say(write_cuts(cuts, path), path)
 
 
 def _say(cuts: CutSet, path: Path) -> None:

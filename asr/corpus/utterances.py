@@ -92,15 +92,16 @@ def make_cuts(utterances: Iterable[Utterance], what: str, skipped: Skipped | Non
     return CutSet.from_cuts(cuts)
 
 
-def write_cuts(cuts: CutSet, path: Path) -> None:
-    """Writes cuts (`.jsonl.gz`) completely or not at all, into a folder that is created if missing; those that are not
-    `writable` are reported by name and left out. Raises ValueError if there are none."""
+def write_cuts(cuts: CutSet, path: Path) -> CutSet:
+    """Writes cuts (`.jsonl.gz`) completely or not at all, into a folder that is created if missing, and returns those
+    written; those that are not `writable` are reported by name and left out. Raises ValueError if there are none."""
     cuts = CutSet.from_cuts(writable(cuts, str(path)))
     if not len(cuts):
         raise ValueError(f"{path}: there is no utterance to write")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as unfinished:
         cuts.to_file(unfinished)
+    return cuts
 
 
 def writable(cuts: Iterable[MonoCut], what: str) -> list[MonoCut]:

@@ -28,14 +28,14 @@ def test_cuts_are_found_from_any_directory(tmp_path, tone, monkeypatch):
     assert len(read_cut(open_corpus(tmp_path / "cuts.jsonl.gz")[0])) == SAMPLE_RATE
 
 
-def test_what_has_a_name_that_is_not_utf_8_is_not_written(tmp_path, tone, monkeypatch, caplog):
+def test_what_has_a_name_that_is_not_utf_8_is_not_written(tmp_path, tone, monkeypatch, caplog, capsys):
     write(tmp_path / "a.wav", tone(1.0))
     (tmp_path / "a.txt").write_text("one")
     for suffix in (".wav", ".txt"):
         (tmp_path / os.fsdecode(b"caf\xe9" + suffix.encode())).write_bytes((tmp_path / f"a{suffix}").read_bytes())
     run("prepare", tmp_path, "--out", tmp_path / "cuts.jsonl.gz", monkeypatch=monkeypatch)
     assert [cut.id for cut in open_corpus(tmp_path / "cuts.jsonl.gz")] == ["a"]
-    assert "1 of 2 utterances left out" in caplog.text
+    assert "1 of 2 utterances left out" in caplog.text and ": 1 utterances" in capsys.readouterr().out
 
 
 def test_prepare_and_split_on_the_command_line(tmp_path, tone, monkeypatch, capsys):
