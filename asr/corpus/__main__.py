@@ -15,6 +15,7 @@ import argparse
 import logging
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,11 +130,12 @@ def splice(args: argparse.Namespace) -> None:
         raise ValueError(f"--wav {args.wav}: the copies of two utterances would be called like {twice}")
 
     def spliced() -> Iterator[Utterance]:
-        for copy in range(1, args.copies + 1):
-            for cut, text, sound in splicing.splice(cuts, args.share, rng):
-                name = f"{cut.id}-spliced{args.seed}-{copy}"
-                path = _write_wav(name, args.wav, sound)
-                yield Utterance(name, path, text, cut.supervisions[0].speaker, len(sound) / SAMPLE_RATE)
+        made: Counter[str] = Counter()
+        for cut, text, sound in splicing.splice(cuts, args.share, rng, args.copies):
+            made[cut.id] += 1
+            name = f"{cut.id}-spliced{args.seed}-{made[cut.id]}"
+            path = _write_wav(name, args.wav, sound)
+            yield Utterance(name, path, text, cut.supervisions[0].speaker, len(sound) / SAMPLE_RATE)
 
     with _removed_where_it_fails([args.wav]):
         cuts = write_cuts(make_cuts(spliced(), str(args.wav)), args.out)

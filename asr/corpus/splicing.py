@@ -40,9 +40,12 @@ class Spoken(NamedTuple):
     apart: bool  # whether it does not run into its neighbours
 
 
-def splice(cuts: Iterable[MonoCut], share: float, rng: random.Random) -> Iterator[tuple[MonoCut, str, np.ndarray]]:
+def splice(
+    cuts: Iterable[MonoCut], share: float, rng: random.Random, copies: int = 1
+) -> Iterator[tuple[MonoCut, str, np.ndarray]]:
     """Each cut with a transcript and samples `(N,)` in which each word that stands apart was drawn again with
-    probability `share`; cuts that cannot be read, or whose speaker is not known, are reported by name and left out.
+    probability `share`, then each once more, until there are so many `copies`; cuts that cannot be read, or whose
+    speaker is not known, are reported by name and left out.
 
     Raises ValueError for a cut without audio or without the times of its words (`asr.align`), or if none is left."""
     read = lru_cache(KEPT)(lambda name: read_cut(by_name[name]))
@@ -51,8 +54,7 @@ def splice(cuts: Iterable[MonoCut], share: float, rng: random.Random) -> Iterato
     pairs: Counter[tuple[str, str]] = Counter()
     said: dict[str, dict[str, list[Spoken]]] = defaultdict(lambda: defaultdict(list))  # by speaker and by word
     skipped = Skipped("splicing")
-    for cut, samples in iterate(cuts):
-        skipped.total += 1
+    for cut, samples in iterate(cuts, skipped):
         if not cut.supervisions[0].speaker:
             skipped.add(cut.id, "its speaker is not known, and words are of one voice")
             continue
@@ -66,7 +68,7 @@ def splice(cuts: Iterable[MonoCut], share: float, rng: random.Random) -> Iterato
     skipped.report()
     if not utterances:
         raise ValueError("no utterance is left to splice")
-    for words in utterances:
+    for words in utterances * copies:
         cut = words[0].cut
         own, choice = Counter(_pairs(words)), said[cut.supervisions[0].speaker]
 

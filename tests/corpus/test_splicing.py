@@ -161,13 +161,15 @@ def test_the_quietest_place_is_within_the_bounds(tone):
     assert quietest(samples, 15990, 20000) == pytest.approx(15995, abs=5)
 
 
-def test_on_the_command_line(tmp_path, spoken, monkeypatch, capsys):
-    spoken("low high", "middle low").to_file(tmp_path / "aligned.jsonl.gz")
+def test_on_the_command_line(tmp_path, spoken, monkeypatch, capsys, caplog):
+    spoken("low high", "middle low", "high").to_file(tmp_path / "aligned.jsonl.gz")
+    (tmp_path / "u2.wav").unlink()
     arguments = ["splice", "aligned.jsonl.gz", "--wav", "spliced", "--copies", "3", "--out", "spliced.jsonl.gz"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["asr.corpus", *arguments])
     main()
     assert "6 utterances" in capsys.readouterr().out
+    assert caplog.text.count("left out u2") == caplog.text.count("1 of 3 utterances left out") == 1
     cuts = open_corpus("spliced.jsonl.gz")
     assert {cut.id for cut in cuts} == {f"u{i}-spliced1-{copy}" for i in range(2) for copy in (1, 2, 3)}
     for cut in cuts:
