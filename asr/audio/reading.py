@@ -81,31 +81,23 @@ def read_audio(
     """
     begin = max(0, math.floor(start - _MARGIN))
     stop = None if end == math.inf else math.ceil(end + _MARGIN)
+    first = round(start * SAMPLE_RATE) - begin * SAMPLE_RATE
     last = sys.maxsize if stop is None else round(end * SAMPLE_RATE) - begin * SAMPLE_RATE
-    blocks = list(
-        _between(_stream(source, name, begin, stop, channel), round(start * SAMPLE_RATE) - begin * SAMPLE_RATE, last)
-    )
+    blocks = list(_between(stream_audio(source, name, channel, begin, stop), first, last))
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
 
 
-def stream_audio(source: Source, name: str | None = None, channel: int | None = None) -> Iterator[np.ndarray]:
-    """The samples of `read_audio` in blocks of about 30 s."""
-    yield from _stream(source, name, 0, None, channel)
-
-
-def _stream(
-    source: Source, name: str | None, begin: int, stop: int | None, channel: int | None
+def stream_audio(
+    source: Source, name: str | None = None, channel: int | None = None, begin: int = 0, stop: int | None = None
 ) -> Iterator[np.ndarray]:
-    """The samples from `begin` seconds on, as far as there are any, up to about `stop`."""
+    """The samples of `read_audio` from `begin` seconds on, as far as there are any, up to about `stop`: in blocks of
+    about 30 s."""
     name = name or _name(source)
-    file = _open(source, name)
-    try:
+    with _open(source, name) as file:
         if not file.read(1):
             raise AudioError(f"{name}: the file is empty")
         file.seek(0)
         yield from _decode(file, name, begin, stop, channel)
-    finally:
-        file.close()
 
 
 def _name(source: Source) -> str:
