@@ -97,10 +97,8 @@ def blaming(path: str | Path) -> Iterator[None]:
 
 def _index(folder: Path, prefix: str) -> Iterator[MonoCut]:
     """The cuts of all shards in a folder, with their tars (`prefix` and name) and where in them their audio lies."""
-    tars, lists = folder.glob("recording.*.tar"), folder.glob("cuts.[0-9]*.jsonl.gz")  # a shard has both
-    numbers = {file.name.removeprefix("recording.").removesuffix(".tar") for file in tars}
-    numbers |= {file.name.removeprefix("cuts.").removesuffix(".jsonl.gz") for file in lists}
-    for number in sorted(numbers):
+    files = *folder.glob("recording.*.tar"), *folder.glob("cuts.[0-9]*.jsonl.gz")  # a shard has both
+    for number in sorted({file.name.split(".")[1] for file in files}):
         path, metadata = folder / f"recording.{number}.tar", folder / f"cuts.{number}.jsonl.gz"
         with blaming(path), tarfile.open(path, "r:") as tar:
             without = ".json", ".nodata", ".nometa"  # what Lhotse writes next to the audio, or in its place

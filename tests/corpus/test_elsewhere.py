@@ -16,10 +16,13 @@ def test_cuts_made_elsewhere_must_be_single_utterances(tmp_path, tone):
     write(tmp_path / "a.wav", tone(1.0))
     (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
     cut = open_corpus(tmp_path / "m.jsonl")[0]
-    cut.supervisions *= 2
-    CutSet.from_cuts([cut]).to_file(tmp_path / "two.jsonl.gz")
-    with pytest.raises(ValueError, match="a is not one channel with one supervision"):
-        open_corpus(tmp_path / "two.jsonl.gz")
+    for supervisions in (2 * cut.supervisions, []):
+        cut.supervisions = supervisions
+        CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl.gz")
+        with pytest.raises(ValueError, match="a is not one channel with one supervision"):
+            open_corpus(tmp_path / "cuts.jsonl.gz")
+    (untranscribed,) = open_corpus(tmp_path / "cuts.jsonl.gz", transcribed=False)
+    assert untranscribed.supervisions[0].text == "" and len(read_cut(untranscribed)) == SAMPLE_RATE
 
 
 @pytest.mark.parametrize("make", ["perturb_speed", "several_files", "no_sound"])
