@@ -94,9 +94,6 @@ def stream_audio(
     about 30 s."""
     name = name or _name(source)
     with _open(source, name) as file:
-        if not file.read(1):
-            raise AudioError(f"{name}: the file is empty")
-        file.seek(0)
         yield from _decode(file, name, begin, stop, channel)
 
 
@@ -127,7 +124,7 @@ def read_duration(source: Source, name: str | None = None) -> float:
         if (seconds := duration_by_ffmpeg(file)) is not None:
             return seconds
         file.seek(0)
-        return sum(map(len, stream_audio(file, name))) / SAMPLE_RATE
+        return sum(map(len, _decode(file, name, 0, None, None))) / SAMPLE_RATE
 
 
 def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
@@ -193,6 +190,9 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
         blocks = decode_with_ffmpeg(SAMPLE_RATE, file, name, reason, begin, channel)
         return (_finite(block, name) for block in blocks)
 
+    if not file.read(1):
+        raise AudioError(f"{name}: the file is empty")
+    file.seek(0)
     try:
         with undisturbed():
             sound = soundfile.SoundFile(file)
