@@ -148,6 +148,7 @@ class Connection:
         self.is_empty = True  # whether no audio has come since the last mark
         self.seconds = 0.0  # of audio decoded so far
         self.item: str | None = None  # the one being spoken
+        self.start = 0.0  # where it starts, or the last one ended, in seconds
         self.told = ""  # its text sent so far
         self.previous: str | None = None  # the item completed last, now and when the last mark was reached
         self.before_mark: str | None = None
@@ -252,6 +253,7 @@ class Connection:
     def _hear_stretch(self, mark: _Mark) -> None:
         """Decodes the audio up to the next mark with the settings of the last one, and sends the results."""
         begin, own, pause = self.seconds, mark.recognizer, mark.settings.pause
+        self.start = begin
         drafter, silence = (drafter_of(own), pause) if pause else (None, NEVER)
         decode, sound = partial(self.shared.recognize, gone=self.gone), self._sound(mark.settings.rate)
         segments: list[Segment] = []
@@ -286,7 +288,7 @@ class Connection:
     def _add(self, start: float, text: str) -> None:
         """Sends what is settled of the current item; if there is none, of a new one that starts at `start` seconds."""
         if self.item is None:
-            self.item, self.told = f"item_{uuid.uuid4().hex}", ""
+            self.item, self.start, self.told = f"item_{uuid.uuid4().hex}", start, ""
             self._tell("input_audio_buffer.speech_started", item_id=self.item, audio_start_ms=round(1000 * start))
         if len(text) > len(self.told):
             delta, self.told = text[len(self.told) :], text
@@ -294,12 +296,14 @@ class Connection:
 
     def _complete(self, begin: float, segments: list[Segment]) -> None:
         """Completes the item with its final segments, whose times count from `begin` seconds."""
-        start, end = (segments[0].start, segments[-1].end) if segments else (0.0, self.seconds - begin)
-        self._add(begin + start, "")
+        start, end = self.start, self.seconds
+        if segments:
+            start, end = begin + segments[0].start, begin + segments[-1].end
+        self._add(start, "")
         text = join_words(segment.text for segment in segments)
-        usage = {"type": "duration", "seconds": round(end - start, 3)}
-        item, self.item = self.item, None
-        self._tell("input_audio_buffer.speech_stopped", item_id=item, audio_end_ms=round(1000 * (begin + end)))
+        usage = {"type": "duration", "seconds": round(end - self.start, 3)}
+        item, self.item, self.start = self.item, None, end
+        self._tell("input_audio_buffer.speech_stopped", item_id=item, audio_end_ms=round(1000 * end))
         self._tell("input_audio_buffer.committed", item_id=item, previous_item_id=self.previous)
         self._tell(f"{TRANSCRIPTION}.completed", item_id=item, content_index=0, transcript=text, usage=usage)
         self.previous = item

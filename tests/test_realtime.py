@@ -98,17 +98,22 @@ def test_words_come_as_they_are_settled(client, monkeypatch):
     ]
 
     def listen(own: Recognizer, blocks: Iterator[np.ndarray], *settings, **others) -> Iterator[Heard]:
-        yield from said
         list(blocks)
+        yield from said
 
     monkeypatch.setattr("asr.realtime.listen", listen)
     client.update(turn_detection={"type": "server_vad", "threshold": 0.5, "silence_duration_ms": 300})
+    client.speak(np.concatenate([SILENCE] * 4))
+    client.say("input_audio_buffer.commit")
     told = [(e["type"].rsplit(".", 1)[1], e.get("delta", e.get("transcript"))) for e in client.completed()]
     deltas = [("delta", " with"), ("delta", " a")]
     ends = [("speech_stopped", None), ("committed", None)]
     assert told == [("speech_started", None), ("delta", "a man"), *deltas, *ends, ("completed", "a man with a dog")]
-    told = [(e["type"].rsplit(".", 1)[1], e.get("transcript")) for e in client.completed()]
+    events = client.completed()
+    told = [(e["type"].rsplit(".", 1)[1], e.get("transcript")) for e in events]
     assert told == [("speech_started", None), *ends, ("completed", "")]
+    assert events[0]["audio_start_ms"] == 3000 and events[1]["audio_end_ms"] == 4000
+    assert events[-1]["usage"]["seconds"] == 1.0
 
 
 def test_without_turn_detection_the_client_commits(client, served):
@@ -171,11 +176,15 @@ def test_an_empty_append_is_no_audio(client):
 def test_a_commit_of_silence_is_answered(client):
     for before in (SILENCE, np.concatenate([noise(0.8), SILENCE])):
         client.speak(before)
+        ends = 0
         if before.any():
-            assert client.completed()[-1]["transcript"]  # ended by the pause
+            *_, stopped, _, completed = client.completed()
+            assert completed["transcript"]  # ended by the pause
+            ends = stopped["audio_end_ms"]
             client.speak(SILENCE)
         client.say("input_audio_buffer.commit")
-        assert client.completed()[-1]["transcript"] == ""
+        started, *_, completed = client.completed()
+        assert completed["transcript"] == "" and started["audio_start_ms"] == ends
 
 
 def test_a_commit_ends_what_is_being_said(client, served):
