@@ -44,7 +44,7 @@ WITHOUT_EFFECT = {
     "session": ("include", "model"),
     "input": ("noise_reduction",),
     "transcription": ("model", "language", "languages", "prompt", "delay"),
-    "turn_detection": ("threshold", "prefix_padding_ms", "create_response", "interrupt_response"),
+    "turn_detection": ("threshold", "prefix_padding_ms", "idle_timeout_ms", "create_response", "interrupt_response"),
 }
 
 

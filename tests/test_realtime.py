@@ -270,7 +270,7 @@ def test_what_an_update_does_not_name_stays_as_it_was():
     assert settings == Settings(8000, None, ("Ghibli",))
     again = {"format": {"type": "audio/pcm"}, "transcription": {"language": "en"}, "noise_reduction": None}
     assert settings.updated({"audio": {"input": again}}) == settings
-    for turns, pause in (({"silence_duration_ms": 300}, 0.3), ({"type": "server_vad", "threshold": 0.4}, 0.3)):
+    for turns, pause in (({"silence_duration_ms": 300}, 0.3), ({"type": "server_vad", "idle_timeout_ms": None}, 0.3)):
         settings = settings.updated({"audio": {"input": {"turn_detection": turns}}})
         assert settings.pause == pause
 
