@@ -63,11 +63,11 @@ class Asked(NamedTuple):
 def asked_for(form: FormData) -> Asked:
     """Parses the fields of a request. Raises ValueError."""
     given = {name: value for name, value in form.multi_items() if value != ""}
+    if isinstance(given.get("file", ""), str):
+        raise ValueError("file must be an audio file, in a multipart form")
     others = (name for name in given if name not in (*FIELDS, "phrases[]"))
     if unknown := next((name for name in others if not name.startswith("chunking_strategy[")), None):  # an object's
         raise ValueError(f"{unknown} is not known here; fields are {', '.join(FIELDS)}")
-    if isinstance(given.get("file", ""), str):
-        raise ValueError("file must be an audio file")
     if no_text := next((name for name, value in given.items() if name != "file" and not isinstance(value, str)), None):
         raise ValueError(f"{no_text} must be text, not a file")
     response_format = given.get("response_format", "json")
