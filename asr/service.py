@@ -33,8 +33,9 @@ MEDIA = {  # the content type of each `response_format`
     "vtt": "text/vtt",
 }
 # clients send these fields to any server
-WITHOUT_EFFECT = ("model", "language", "prompt", "temperature", "include[]", "chunking_strategy", "stream")
-FIELDS = ("file", "response_format", "timestamp_granularities[]", "phrases", "phrase_weight", *WITHOUT_EFFECT)
+WITHOUT_EFFECT = ("model", "language", "languages[]", "prompt", "temperature", "include[]", "chunking_strategy")
+PHRASES = ("phrases", "phrases[]", "keywords[]")  # the last is OpenAI's
+FIELDS = ("file", "response_format", "timestamp_granularities[]", *PHRASES, "phrase_weight", "stream", *WITHOUT_EFFECT)
 OF_WHISPER = {"seek": 0, "tokens": [], "temperature": 0.0, "compression_ratio": 1.0, "no_speech_prob": 0.0}
 MOST_PHRASES, MOST_LETTERS = 1000, 20_000  # per request, letters in total: each of them gets tables
 LISTS = 4  # of phrases whose tables are cached
@@ -65,7 +66,7 @@ def asked_for(form: FormData) -> Asked:
     given = {name: value for name, value in form.multi_items() if value != ""}
     if isinstance(given.get("file", ""), str):
         raise ValueError("file must be an audio file, in a multipart form")
-    others = (name for name in given if name not in (*FIELDS, "phrases[]"))
+    others = (name for name in given if name not in FIELDS)
     if unknown := next((name for name in others if not name.startswith("chunking_strategy[")), None):  # an object's
         raise ValueError(f"{unknown} is not known here; fields are {', '.join(FIELDS)}")
     if no_text := next((name for name, value in given.items() if name != "file" and not isinstance(value, str)), None):
@@ -79,7 +80,7 @@ def asked_for(form: FormData) -> Asked:
     if given.get("stream", "false").lower() != "false":
         raise ValueError("stream: transcripts are only sent whole")
     options: dict[str, Any] = {}
-    lines = [line for text in form.getlist("phrases") + form.getlist("phrases[]") for line in text.splitlines()]
+    lines = [line for name in PHRASES for text in form.getlist(name) for line in text.splitlines()]
     if phrases := tuple(line for line in lines if line.strip()):
         check_phrases(phrases)
         options["phrases"] = phrases
