@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from asr.commands import add_decoding_options, first_repeated, guarded, load_recognizer, progress_bar, say
@@ -52,7 +53,13 @@ def main(argv: list[str] | None = None) -> None:
     is_text = recognizer.takes == "text"
     if args.skip_existing and not args.out:
         raise ValueError("--skip-existing is for --out")
-    failed, files, names = _lines(args.files) if is_text else _files(args.files, recognizer.takes)
+    failed: list[object] = []
+
+    def skip(error: object) -> None:
+        failed.append(error)
+        print(f"asr.transcribe: {error}", file=sys.stderr)
+
+    files, names = _lines(args.files, skip) if is_text else _files(args.files, recognizer.takes, skip)
     places = _places(files, names, args, is_text)
     if args.skip_existing:
         new = [i for i, place in enumerate(places) if place is None or not place.exists()]
@@ -65,8 +72,7 @@ def main(argv: list[str] | None = None) -> None:
     with progress_bar(_seconds(files) if sys.stderr.isatty() and not is_text else 0.0) as advance:
         for transcript, place in zip(recognizer.transcribe_all(files, advance), places, strict=True):
             if transcript.error:
-                failed = True
-                print(f"asr.transcribe: {transcript.error}", file=sys.stderr)
+                skip(transcript.error)
                 if not transcript.segments and (place or args.format != "json"):
                     continue
                 place = place and place.with_stem(f"{place.stem}.part")
@@ -121,20 +127,14 @@ def _places(files: list[str], names: list[str], args: argparse.Namespace, is_tex
     return places
 
 
-def _files(arguments: list[str], takes: str) -> tuple[bool, list[str], list[str]]:
-    """Whether any folder could not be read (each gets a line on standard error); the arguments, with each folder
-    replaced by the audio files (or matrices) under it; and their names without suffix, in a folder the paths within
-    it."""
+def _files(arguments: list[str], takes: str, skip: Callable[[object], None]) -> tuple[list[str], list[str]]:
+    """The arguments, with each folder replaced by the audio files (or matrices) under it; and their names without
+    suffix, in a folder the paths within it. `skip` is called for each folder that cannot be read."""
     from asr.audio.matrices import MATRIX_SUFFIXES
-    from asr.audio.reading import AUDIO_SUFFIXES, AudioError, files_under
+    from asr.audio.reading import AUDIO_SUFFIXES, files_under
 
     suffixes = MATRIX_SUFFIXES if takes == "matrix" else AUDIO_SUFFIXES
-    found, names, unread = [], [], []
-
-    def skip(error: AudioError) -> None:
-        unread.append(error)
-        print(f"asr.transcribe: {error}", file=sys.stderr)
-
+    found, names = [], []
     for argument in arguments:
         if argument == "-" or not os.path.isdir(argument):
             found.append(argument)
@@ -145,22 +145,20 @@ def _files(arguments: list[str], takes: str) -> tuple[bool, list[str], list[str]
             raise ValueError(f"{argument}: no {takes} in this folder")
         found += map(str, inside)
         names += [str(path.relative_to(argument).with_suffix("")) for path in inside]
-    return bool(unread), found, names
+    return found, names
 
 
-def _lines(files: list[str]) -> tuple[bool, list[str], list[str]]:
-    """Whether any file could not be read (each gets a line on standard error), the lines of the others, and empty
-    names."""
+def _lines(files: list[str], skip: Callable[[object], None]) -> tuple[list[str], list[str]]:
+    """The lines of the files, which have no names. `skip` is called for each file that cannot be read."""
     from asr.audio.reading import AudioError, read_lines
 
-    failed, lines = False, []
+    lines: list[str] = []
     for file in files:
         try:
             lines += list(read_lines(file))
         except AudioError as error:
-            failed = True
-            print(f"asr.transcribe: {error}", file=sys.stderr)
-    return failed, lines, [""] * len(lines)
+            skip(error)
+    return lines, []
 
 
 def _seconds(files: list[str]) -> float:
