@@ -7,10 +7,19 @@ Exit code 2 for a wrong option, model or corpus.
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 
-from asr.commands import check_outputs, cuts_path, first_repeated, guarded, keep_inputs, load_model, progress_bar, say
+from asr.commands import (
+    add_corpus,
+    check_outputs,
+    cuts_path,
+    first_repeated,
+    guarded,
+    keep_inputs,
+    load_model,
+    progress_bar,
+    say,
+)
 from asr.formats import ctm_line, ctm_name
 
 
@@ -18,11 +27,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="asr-align", description="Finds the times of the words of a transcribed corpus."
     )
-    parser.add_argument(
-        "corpus",
-        nargs="+",
-        help="manifest (.jsonl), tar, folder, cuts (.jsonl.gz), shards, ... (all forms: asr.corpus --help)",
-    )
+    add_corpus(parser)
     parser.add_argument("--out", type=cuts_path, required=True, help="cuts to write (.jsonl.gz)")
     parser.add_argument("--ctm", type=Path, help="also write the times as CTM: utterance, 1, start, duration, word")
     parser.add_argument("--model", help="model folder with CTC (default: the model that ships)")
@@ -37,7 +42,6 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs(args.corpus, args.out, args.ctm)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     from asr.corpus import open_corpus, write_cuts
     from asr.decode.corpora import align_cuts, seconds_of
 

@@ -6,6 +6,7 @@ import argparse
 import codecs
 import contextlib
 import json
+import logging
 import os
 import re
 import sys
@@ -17,6 +18,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from asr.decode import Recognizer
+
+
+def add_corpus(parser: argparse.ArgumentParser) -> None:
+    """Adds the corpora that a command reads."""
+    forms = "manifest (.jsonl), tar, folder, cuts (.jsonl.gz), shards, ... (all forms: asr.corpus --help)"
+    parser.add_argument("corpus", nargs="+", help=forms)
 
 
 def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float | None = 360.0) -> None:
@@ -189,6 +196,7 @@ def guarded(command: str) -> Iterator[None]:
     """Wraps a command: an error that the user can fix ends it with one line (code 2), and so do external causes (130
     for Ctrl-C, 1 if memory runs out). Closed outputs are replaced."""
     replace_closed_outputs()
+    logging.basicConfig(format="%(message)s")
     try:
         yield
     except (ValueError, OSError) as error:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import logging
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr.commands import (
+    add_corpus,
     add_decoding_options,
     check_outputs,
     guarded,
@@ -36,11 +36,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-evaluate", description="Word and character error rates on corpora.")
-    parser.add_argument(
-        "corpus",
-        nargs="+",
-        help="manifest (.jsonl), tar, folder, cuts (.jsonl.gz), shards, ... (all forms: asr.corpus --help)",
-    )
+    add_corpus(parser)
     parser.add_argument(
         "--out", type=Path, help="JSONL to write: id, reference, hypothesis and score of each utterance"
     )
@@ -54,7 +50,6 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs(args.corpus, args.out)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     from asr.corpus import Skipped, open_corpus
 
     check_outputs(args.out)
@@ -92,11 +87,7 @@ def _rate(name: str, figures: dict, unit: str) -> str:
 
 
 def evaluate(
-    recognizer: Recognizer,
-    corpora: list[CutSet],
-    out: Path | None = None,
-    normalize: Normalizer | None = None,
-    left_out: int = 0,
+    recognizer: Recognizer, corpora: list[CutSet], out: Path | None, normalize: Normalizer | None, left_out: int
 ) -> dict | None:
     """Transcribes the corpora together and scores them, the words of each corpus, too; writes the hypotheses to `out`
     (JSONL). Rates are in percent; `left_out` utterances were left out before.
@@ -125,10 +116,8 @@ def evaluate(
     pairs = list(zip(done.references, done.hypotheses, strict=True))
     ids = iter([cut.id for cut in cuts])
     members = [set(islice(ids, len(corpus))) for corpus in corpora]
-    each = [
-        _word_figures([pair for cut, pair in zip(done.cuts, pairs, strict=True) if cut.id in of_one])
-        for of_one in members
-    ]
+    named = [(cut.id, pair) for cut, pair in zip(done.cuts, pairs, strict=True)]
+    each = [_word_figures([pair for name, pair in named if name in of_one]) for of_one in members]
     return {
         "words": _word_figures(pairs) if len(each) > 1 else each[0],
         "corpora": each,
@@ -146,11 +135,7 @@ def _word_figures(pairs: list[tuple[str, str]]) -> dict:
 
     references, hypotheses = zip(*pairs, strict=True) if pairs else ((), ())
     errors = word_errors(references, hypotheses)
-    return {
-        "rate": errors.rate,
-        "interval": wer_interval(references, hypotheses),
-        **dataclasses.asdict(errors),
-    }
+    return {"rate": errors.rate, "interval": wer_interval(references, hypotheses), **dataclasses.asdict(errors)}
 
 
 if __name__ == "__main__":

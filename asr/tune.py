@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import logging
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from asr.commands import add_decoding_options, check_outputs, guarded, load_recognizer, say
+from asr.commands import add_corpus, add_decoding_options, check_outputs, guarded, load_recognizer, say
 
 if TYPE_CHECKING:
     from lhotse import CutSet
@@ -38,11 +37,7 @@ USELESS = {"greedy": tuple(AXES), "ctc": ("ctc_weight", "ilm_weight")}  # axes w
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="asr-tune", description="Chooses the decoding weights on a dev set.")
-    parser.add_argument(
-        "corpus",
-        nargs="+",
-        help="manifest (.jsonl), tar, folder, cuts (.jsonl.gz), shards, ... (all forms: asr.corpus --help)",
-    )
+    add_corpus(parser)
     for name, flag in AXES.items():
         help = "values to try (default: the model's)"
         parser.add_argument(flag, dest=f"{name}s", type=float, nargs="+", metavar="WEIGHT", help=help)
@@ -58,7 +53,6 @@ def parser() -> argparse.ArgumentParser:
 @guarded("asr.tune")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     for name, flag in AXES.items():
         if getattr(args, name) is not None and getattr(args, f"{name}s"):
             raise ValueError(f"--{name.replace('_', '-')} would have no effect: {flag} are tried")

@@ -60,7 +60,7 @@ def test_several_corpora_are_scored_each_and_together(files):
     assert [part["total"] for part in twice["corpora"]] == [3, 3] and twice["words"]["total"] == 6
 
 
-def test_both_sides_can_be_normalised_otherwise_and_what_cannot_be_read_is_counted(files):
+def test_both_sides_can_be_normalised_otherwise_and_what_cannot_be_read_is_counted(files, caplog):
     (files / "c.wav").write_bytes(b"")
     entries = [{"audio_filepath": f"{name}.wav", "text": "Über ONE"} for name in "abc"]
     (files / "m.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
@@ -76,6 +76,7 @@ def test_both_sides_can_be_normalised_otherwise_and_what_cannot_be_read_is_count
         said[normalizer] = json.loads((files / "heard.jsonl").read_text().splitlines()[0])["reference"]
     assert said == {None: "uber one", "none": "Über ONE"}
     both = call("asr.evaluate", files / "m.jsonl", *common)
+    assert "m.jsonl: 2 of 3 utterances left out" in caplog.text
     assert json.loads(both.stdout)["left_out"] == 3  # two as the manifest is opened, one as the cuts are read
     done = call("asr.evaluate", *common, "--normalizer", "klingon")
     assert done.returncode == 2 and b"normalizer: 'klingon' is not one of english" in done.stderr
@@ -87,6 +88,8 @@ def test_evaluate_does_not_overwrite_its_corpus(files):
     done = call("asr.evaluate", "--model", files / "model", "m.jsonl", "--out", files / "m.jsonl", cwd=files)
     assert done.returncode == 2 and done.stderr.strip().endswith(b"m.jsonl would overwrite what is read")
     assert (files / "m.jsonl").read_text() == manifest
+    done = call("asr.evaluate", "--model", "nowhere", "m.jsonl", "--out", files, cwd=files)
+    assert done.returncode == 2 and b"Is a directory" in done.stderr  # before the model is loaded
 
 
 def test_evaluate_says_what_is_no_corpus(files):

@@ -12,7 +12,6 @@ python -m asr.corpus splice CUTS --wav DIR --out spliced.jsonl.gz    new utteran
 from __future__ import annotations
 
 import argparse
-import logging
 import random
 import shutil
 from collections import Counter
@@ -209,7 +208,6 @@ def main() -> None:
     )
     args = parser.parse_args()
     keep_inputs(getattr(args, "corpus", []), args.out, getattr(args, "rest", None))
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     args.run(args)
 
 
