@@ -53,32 +53,33 @@ def parser() -> argparse.ArgumentParser:
 @guarded("asr.tune")
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    for name, flag in AXES.items():
-        if getattr(args, name) is not None and getattr(args, f"{name}s"):
-            raise ValueError(f"--{name.replace('_', '-')} would have no effect: {flag} are tried")
+    tried = {name: getattr(args, f"{name}s") or [] for name in AXES}
+    for name, values in tried.items():
+        if values and getattr(args, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} would have no effect: {AXES[name]} are tried")
     if args.write and not args.model:
         raise ValueError("--write needs --model: the model that ships is not changed")
     from asr.corpus import open_corpus
     from asr.decode.recognizer import FOREIGN
     from asr.decode.tuning import TUNING, load_tuning, save_tuning
 
-    if args.write and str(args.model).startswith(FOREIGN):
+    if args.write and args.model.startswith(FOREIGN):
         raise ValueError("--write needs a model folder: import the checkpoint first (asr.import_model)")
     recognizer = load_recognizer(args)
     if args.write:
         check_outputs(Path(args.model) / TUNING)
     there = {"--lm": recognizer.language_model, "--ngram": recognizer.ngram}
     for name, of in MODELS.items():
-        if any(getattr(args, f"{name}s") or ()) and there[of] is None:
+        if any(tried[name]) and there[of] is None:
             raise ValueError(f"{AXES[name]} needs another model: give one with {of}")
     strategy = recognizer.options.strategy
     best_path = strategy == "ctc" and recognizer.options.beam_size == 1
     for name in AXES if best_path else USELESS.get(strategy, ()):
-        if len(getattr(args, f"{name}s") or ()) > 1:
+        if len(tried[name]) > 1:
             said = f"--strategy {strategy}{' with a beam of 1' if best_path else ''}"
             raise ValueError(f"{AXES[name]} have no effect on {said}")
     cuts = open_corpus(args.corpus)
-    axes = {name: getattr(args, f"{name}s") or [getattr(recognizer.options, name)] for name in AXES}
+    axes = {name: values or [getattr(recognizer.options, name)] for name, values in tried.items()}
     options, scored = best_options(recognizer, cuts, axes)
     found = calibrate(scored)
     if args.write:
