@@ -240,14 +240,13 @@ class Connection:
     # the methods below run in the decoding thread
 
     def _hear(self) -> None:
-        while not self.gone.is_set():
+        while True:
             try:
                 self._hear_stretch(self.reached)
             except _Cleared:
                 self.item = None
-                if not self.gone.is_set():
-                    self._tell("input_audio_buffer.cleared")
-            if self.reached.kind == "update" and not self.gone.is_set():
+                self._tell("input_audio_buffer.cleared")
+            if self.reached.kind == "update":
                 self._tell("session.updated", session=self._session(self.reached.settings))
 
     def _hear_stretch(self, mark: _Mark) -> None:
@@ -271,17 +270,16 @@ class Connection:
     def _sound(self, rate: int) -> Iterator[np.ndarray]:
         """The client's audio up to its next mark."""
         for samples in resampled(self._taken(), rate):
-            if self.gone.is_set():
-                raise _Cleared
             self.seconds += len(samples) / SAMPLE_RATE
             yield samples
-        if not self.gone.is_set():
-            self.reached, self.before_mark = self.marks.get(), self.previous
-        if self.gone.is_set() or self.reached.kind == "clear":
+        self.reached, self.before_mark = self.marks.get(), self.previous
+        if self.reached.kind == "clear":
             raise _Cleared
 
     def _taken(self) -> Iterator[np.ndarray]:
         for samples in drained(self.inbox):
+            if self.gone.is_set():
+                raise Abandoned
             self.taken += 2 * len(samples)  # of two bytes each
             yield samples
 
@@ -309,4 +307,6 @@ class Connection:
         self.previous = item
 
     def _tell(self, kind: str, **fields: Any) -> None:
+        if self.gone.is_set():
+            raise Abandoned
         asyncio.run_coroutine_threadsafe(self._send(kind, **fields), self.loop).result(2 * SLOWEST)
