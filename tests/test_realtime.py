@@ -102,7 +102,9 @@ def test_words_come_as_they_are_settled(client, monkeypatch):
         yield from said
 
     monkeypatch.setattr("asr.realtime.listen", listen)
-    client.update(turn_detection={"type": "server_vad", "threshold": 0.5, "silence_duration_ms": 300})
+    updated = client.update(turn_detection={"type": "server_vad", "threshold": 0.5, "silence_duration_ms": 300})
+    turns = updated["session"]["audio"]["input"]["turn_detection"]
+    assert turns == {"type": "server_vad", "silence_duration_ms": 300}
     client.speak(np.concatenate([SILENCE] * 4))
     client.say("input_audio_buffer.commit")
     told = [(e["type"].rsplit(".", 1)[1], e.get("delta", e.get("transcript"))) for e in client.completed()]
@@ -167,10 +169,13 @@ def test_who_is_too_far_ahead_of_what_is_heard_is_told(client, monkeypatch, most
     assert closed.value.rcvd.code == 1008
 
 
-def test_an_empty_append_is_no_audio(client):
-    client.say("input_audio_buffer.append", audio="")
-    client.say("input_audio_buffer.commit")
-    assert "there is no audio in the buffer" in client.hear()[-1]["error"]["message"]
+def test_an_empty_append_is_no_audio(address):
+    with connect(address) as connection:
+        client = Client(connection)
+        client.hear("session.created")
+        client.say("input_audio_buffer.append", audio="")
+        client.say("input_audio_buffer.commit")
+        assert "there is no audio in the buffer" in client.hear()[-1]["error"]["message"]
 
 
 def test_a_commit_of_silence_is_answered(client):
@@ -240,6 +245,7 @@ def test_keywords_are_phrases(client, served):
         ("{}", "type is missing"),
         ({"type": "response.create"}, "response.create: not an event that is known here"),
         ({"type": "input_audio_buffer.append", "audio": "§"}, "ASCII"),
+        ({"type": "input_audio_buffer.append", "audio": "AA*A"}, "Only base64 data is allowed"),
         ({"type": "input_audio_buffer.append"}, "audio is missing"),
         ({"type": "input_audio_buffer.commit"}, "there is no audio in the buffer"),
         ({"type": "session.update", "session": []}, "session must be an object"),
