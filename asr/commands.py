@@ -145,8 +145,8 @@ def progress_bar(seconds: float) -> Iterator[Callable[[float], None] | None]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} s"), TimeRemainingColumn())
-    streams = {"redirect_stdout": False, "redirect_stderr": False}  # or rich would take over both, even a file
-    with Progress(*columns, console=Console(stderr=True), transient=True, **streams) as bar:
+    above = {"redirect_stdout": sys.stdout.isatty()}  # what is printed meanwhile; but rich would take over a file, too
+    with Progress(*columns, console=Console(stderr=True, soft_wrap=True), transient=True, **above) as bar:
         task = bar.add_task("", total=seconds)
         yield lambda done: bar.advance(task, done)
 

@@ -111,14 +111,17 @@ def test_standard_input_is_a_file(files):
     assert by_pipe.stdout.strip() and by_pipe.stdout == by_name.stdout and by_pipe.returncode == 0
 
 
-def test_a_progress_bar_leaves_standard_output_alone(monkeypatch, capsys):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_progress_bar_leaves_standard_output_alone_and_makes_room_on_a_terminal(monkeypatch, capsys, terminal):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     monkeypatch.setenv("TERM", "xterm")
     with progress_bar(seconds=100.0) as progress:
         progress(50.0)
-        print("what was said")
+        print(said := "what was said" * 20)
     written = capsys.readouterr()
-    assert written.out == "what was said\n" and "of 100 s" in written.err
+    assert written.out == ("" if terminal else f"{said}\n") and "of 100 s" in written.err
+    assert (f"\r\033[2K{said}\n" in written.err) == terminal
 
 
 def test_each_transcript_gets_a_file_of_its_own(files, capsys):
