@@ -336,13 +336,14 @@ def test_who_goes_in_the_middle_of_a_word_leaves_nothing_behind(address, served)
         client.update(turn_detection=None)
 
 
-def test_a_fault_of_the_server_ends_the_session_with_a_reason(client, monkeypatch):
+def test_a_fault_of_the_server_ends_the_session_with_a_reason(client, monkeypatch, caplog):
     def failing(self, inputs):
         raise RuntimeError("shape '[2, 3]' is invalid")
 
     monkeypatch.setattr(Recognizer, "recognize", failing)
     client.speak(noise(0.8))
     assert client.hear()[-1]["error"] == {"type": "server_error", "message": "the server failed, and has logged why"}
+    assert "a realtime session failed" in caplog.text and "shape '[2, 3]' is invalid" in caplog.text
     with pytest.raises(ConnectionClosed) as closed:
         client.connection.recv(timeout=30)
     assert closed.value.rcvd.code == 1011
