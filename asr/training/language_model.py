@@ -20,8 +20,6 @@ from asr.training.building import adapt_language_model
 from asr.training.callbacks import EpochTimer
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy
-from asr.training.memory import FreedMemory
-from asr.training.resuming import LastCheckpoint
 from asr.training.text import TextData
 from asr.training.trainer import begin, lightning_trainer
 
@@ -93,9 +91,9 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
         model = LanguageModel(shape)
     longest = model.config.longest_transcript
     data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed, longest)
-    best, latest = BestCheckpoints(data, out, "dev/loss", 4), LastCheckpoint(out / "checkpoints", config.save_minutes)
+    best = BestCheckpoints(data, out, "dev/loss", 4)
     board = TensorBoardLogger(out, name="tensorboard", version="")
-    trainer = lightning_trainer(config, [FreedMemory(), best, latest, PerplexityLine(data.tokens)], logger=board)
+    trainer = lightning_trainer(config, [best, PerplexityLine(data.tokens)], logger=board)
     updates = config.epochs * data.updates_per_epoch(trainer.world_size)
     if not updates:
         raise ValueError(

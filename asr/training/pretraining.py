@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from lightning.pytorch.callbacks import LearningRateMonitor
 
 from asr.audio.augment import change_speed
 from asr.model.best_rq import MaskedPrediction, Prediction
@@ -19,9 +18,9 @@ from asr.training.batches import Batch
 from asr.training.callbacks import EpochLine
 from asr.training.config import PretrainConfig
 from asr.training.data import SoundData
-from asr.training.memory import NOTHING, FreedMemory, LargestFirst, dummy_batch
+from asr.training.memory import NOTHING, dummy_batch
 from asr.training.report import write_report
-from asr.training.resuming import LastCheckpoint, step_seed
+from asr.training.resuming import step_seed
 from asr.training.trainer import begin, device_count, extent, new_trainer, set_statistics
 
 logger = logging.getLogger(__name__)
@@ -78,10 +77,8 @@ def pretrain(config: PretrainConfig) -> tuple[Path, float]:
     model = EncoderModel(config.features, replace(config.model, input_dim=config.features.dim))
     data.fit_to(model.front_end, model.encoder)
     best = BestCheckpoints(data, out, "dev/loss", 4)
-    latest = LastCheckpoint(out / "checkpoints", config.save_minutes)
     line = EpochLine(data.train_seconds, {"dev/accuracy": "dev accuracy {:.1f} %"})
-    callbacks = [FreedMemory(), LargestFirst(data), best, latest, line, LearningRateMonitor("step")]
-    trainer, updates = new_trainer(config, data, model, callbacks)
+    trainer, updates = new_trainer(config, data, model, [best, line])
     if not last:
         set_statistics(model.front_end, data)
     module = Pretraining(config, deepcopy(model), updates)

@@ -8,7 +8,6 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import lightning as L
-from lightning.pytorch.callbacks import LearningRateMonitor
 
 from asr.audio.distort import DistortionConfig
 from asr.decode.search import check_options
@@ -30,10 +29,8 @@ from asr.training.building import (
 from asr.training.callbacks import EpochLine, Patience, Samples
 from asr.training.config import OF_THE_REST, TokenizerConfig, TrainConfig
 from asr.training.data import SpeechData
-from asr.training.memory import FreedMemory, LargestFirst
 from asr.training.module import SpeechTraining
 from asr.training.report import write_report
-from asr.training.resuming import LastCheckpoint
 from asr.training.trainer import begin, device_count, extent, new_trainer, set_statistics
 
 logger = logging.getLogger(__name__)
@@ -176,9 +173,7 @@ def _check_config(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
 
 def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callback]:
     best = BestCheckpoints(data, out, "dev/wer", 2, config.average)
-    latest = LastCheckpoint(out / "checkpoints", config.save_minutes)
-    shown = [EpochLine(data.train_seconds, {"dev/wer": "dev WER {:.2f} %"}), Samples(), LearningRateMonitor("step")]
-    callbacks = [FreedMemory(), LargestFirst(data), best, latest, *shown]
+    callbacks = [best, EpochLine(data.train_seconds, {"dev/wer": "dev WER {:.2f} %"}), Samples()]
     if config.ema:
         callbacks.append(EMA(config.ema))
     if config.patience:

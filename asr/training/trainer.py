@@ -14,7 +14,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, RichProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.plugins.environments import (
     ClusterEnvironment,
@@ -34,7 +34,8 @@ from asr.model.dot_product import leave_out_cudnn
 from asr.training.averaging import best_checkpoints
 from asr.training.config import PretrainConfig, RunConfig, TrainConfig
 from asr.training.data import SoundData
-from asr.training.resuming import WholeCheckpoints, read_checkpoint
+from asr.training.memory import FreedMemory, LargestFirst
+from asr.training.resuming import LastCheckpoint, WholeCheckpoints, read_checkpoint
 from asr.training.sharding import fully_sharded
 
 logger = logging.getLogger(__name__)
@@ -97,13 +98,14 @@ def _without_others(checkpoints: Path, resume: bool) -> None:
 
 
 def lightning_trainer(config: RunConfig, callbacks: list[L.Callback], **settings: Any) -> L.Trainer:
-    """A Lightning trainer with the settings that all trainings share, and with `settings`."""
+    """A Lightning trainer with the settings and callbacks that all trainings share, with `callbacks` and `settings`."""
     on_terminal = sys.stderr.isatty()
+    latest = LastCheckpoint(Path(config.out) / "checkpoints", config.save_minutes)
     return L.Trainer(
         max_epochs=config.epochs,
         accelerator=accelerator(),
         precision=lightning_precision(config.precision),
-        callbacks=[*callbacks, *([RichProgressBar()] if on_terminal else [])],
+        callbacks=[FreedMemory(), *callbacks, latest, *([RichProgressBar()] if on_terminal else [])],
         enable_progress_bar=on_terminal,
         enable_model_summary=False,
         use_distributed_sampler=False,
@@ -123,7 +125,7 @@ def new_trainer(
     logs the size of the training."""
     trainer = lightning_trainer(
         config,
-        callbacks,
+        [LargestFirst(data), *callbacks, LearningRateMonitor("step")],
         check_val_every_n_epoch=config.validate_every,
         strategy=fully_sharded(device_count(config)) if config.strategy == "fsdp" else config.strategy,
         logger=_loggers(config.wandb, Path(config.out), config.resume),
