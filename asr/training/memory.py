@@ -50,10 +50,9 @@ def largest_sizes(data: SoundData) -> list[Size]:
     return sizes
 
 
-def dummy_batch(module: L.LightningModule, size: Size, vocabulary: int = 0) -> Batch:
-    """A batch of noise and random labels `(B, U)`, for a module whose `model` has a front end; `vocabulary`: the number
-    of tokens, 0 if nothing is written."""
-    front_end = module.model.front_end
+def dummy_batch(module: L.LightningModule, size: Size) -> Batch:
+    """A batch of noise and random labels `(B, U)`, for a module whose `model` has a front end and may have tokens."""
+    front_end, tokens = module.model.front_end, len(getattr(module.model, "tokenizer", ()))
     takes, device = front_end.config.takes, module.device
     steps = round(size.seconds * (SAMPLE_RATE if takes == "sound" else STEPS_PER_SECOND))
     encoder = getattr(module.model, "transformer", module.model).encoder
@@ -63,16 +62,16 @@ def dummy_batch(module: L.LightningModule, size: Size, vocabulary: int = 0) -> B
     shape = (size.utterances, steps, *([front_end.config.dim] if takes == "matrix" else []))
     noise = 0.1 * torch.randn(shape, device=device)
     lens = torch.full((size.utterances,), shape[1], device=device)
-    Y = torch.randint(len(SPECIALS), max(vocabulary, len(SPECIALS) + 1), (size.utterances, size.labels), device=device)
+    Y = torch.randint(len(SPECIALS), max(tokens, len(SPECIALS) + 1), (size.utterances, size.labels), device=device)
     return Batch(noise.long() if takes == "text" else noise, lens, Y, torch.full_like(lens, size.labels), [], 1.0)
 
 
-def try_batch(module: L.LightningModule, size: Size, vocabulary: int) -> None:
+def try_batch(module: L.LightningModule, size: Size) -> None:
     """Computes loss and gradients of a batch of noise and discards them. The module needs a `total_loss(batch)`. Raises
     ValueError if memory is too small."""
     try:
         with module.trainer.precision_plugin.train_step_context():
-            total = module.total_loss(dummy_batch(module, size, vocabulary))
+            total = module.total_loss(dummy_batch(module, size))
         if module.sharded:  # the gradients of shares come only through hooks
             total.backward()
             module.zero_grad()
@@ -99,7 +98,7 @@ class LargestFirst(L.Callback):
         begun = any(optimizer.state for optimizer in trainer.optimizers)
         room = [] if begun else [torch.empty_like(p) for p in module.parameters() if p.requires_grad for _ in range(2)]
         for size in largest_sizes(self.data):
-            try_batch(module, size, len(self.data.tokenizer or ()))
+            try_batch(module, size)
         del room
 
 

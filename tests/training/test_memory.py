@@ -68,7 +68,7 @@ def test_of_texts_tokens_are_tried_and_no_more_than_have_positions(tmp_path):
     assert longest <= round(100 * tried[0].seconds) < longest + 8
     module = types.SimpleNamespace(model=model, device=torch.device("cpu"))
     for size in (*tried, NOTHING):
-        batch = dummy_batch(module, size, len(model.tokenizer))
+        batch = dummy_batch(module, size)
         assert model.transformer(*model.front_end(batch.inputs, batch.lens), batch.Y, batch.Y_lens).lens.min() > 0
 
 
@@ -76,7 +76,7 @@ def test_of_texts_tokens_are_tried_and_no_more_than_have_positions(tmp_path):
 def test_the_batch_of_a_process_without_one_has_positions(tmp_path, corpus, takes):
     config = options(corpus, tmp_path, *takes, "model.positions=learned", "model.max_positions=10")
     model = build_model(config, CharTokenizer("ab "))
-    batch = dummy_batch(types.SimpleNamespace(model=model, device=torch.device("cpu")), NOTHING, 7)
+    batch = dummy_batch(types.SimpleNamespace(model=model, device=torch.device("cpu")), NOTHING)
     assert 0 < model.transformer.encoder(*model.front_end(batch.inputs, batch.lens))[1].item() <= 10
 
 
@@ -86,7 +86,7 @@ def test_trying_changes_nothing(corpus, data, tmp_path, monkeypatch):
 
     def try_on_a_cpu(callback, trainer, module):
         for size in (Size(4, 2.0, 12), Size(9, 0.8, 4)):
-            try_batch(module, size, vocabulary=7)
+            try_batch(module, size)
             tried.append(size)
 
     monkeypatch.setattr(LargestFirst, "on_train_start", try_on_a_cpu)
@@ -101,9 +101,7 @@ def test_too_little_memory_is_told_before_the_first_update(corpus, tmp_path, mon
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(SpeechTraining, "losses", full)
-    monkeypatch.setattr(
-        LargestFirst, "on_train_start", lambda self, trainer, module: try_batch(module, Size(4, 30, 9), 7)
-    )
+    monkeypatch.setattr(LargestFirst, "on_train_start", lambda self, trainer, module: try_batch(module, Size(4, 30, 9)))
     with pytest.raises(ValueError, match=r"4 utterances of 30\.0 s .* data\.batch_seconds"):
         train(options(corpus, tmp_path / "exp", "epochs=1"))
 
