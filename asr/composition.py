@@ -121,11 +121,9 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
                 Path(config.out).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ValueError(f"out={config.out}: the folder cannot be made ({error.strerror})") from None
-            from asr.training.averaging import best_checkpoints  # heavy
+            from asr.training.trainer import checkpoint_of  # heavy
 
-            last = Path(config.out) / "checkpoints" / "last.ckpt"
-            is_anothers = not config.resume and best_checkpoints(Path(config.out))  # which `train` refuses
-            if not (rank_zero_only.rank or last.exists() or is_anothers):
+            if not (checkpoint_of(config) or rank_zero_only.rank):
                 started = OmegaConf.to_container(composed, resolve=True) | {"experiment": experiment}
                 with replacing(Path(config.out) / OPTIONS) as unfinished:  # other processes may be reading it
                     OmegaConf.save(started, unfinished)
@@ -214,7 +212,8 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Over
     if not saved.is_file():
         raise ValueError(f"resume=true: no training was started in out={composed.out}")
     names = dict(_options(typed))
-    if "model" in names:  # a preset
+    chosen = names.pop("experiment", None)
+    if names.pop("model", None):  # a preset
         names |= {f"model.{field}": None for field in composed.model if field not in ("dropout", *OF_THE_REST)}
     try:
         options = OmegaConf.load(saved)
@@ -232,24 +231,16 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Over
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"resume=true: out={composed.out} is no training of this command ({reason})") from None
-    for name, value in names.items():
-        if name == "experiment" and experiment and value != experiment:
-            raise ValueError(
-                f"resume=true: experiment is {experiment} in the training that is to be resumed, not {value}"
-            )
-        if name in ("model", "experiment"):
-            continue
+    if experiment and chosen not in (None, experiment):
+        raise ValueError(f"resume=true: experiment is {experiment} in the training that is to be resumed, not {chosen}")
+    for name in names:
         before, now = OmegaConf.select(resumed, name), OmegaConf.select(composed, name)
         if name == "data.normalizer" and now == "auto":  # the checkpoint has the one that it stood for
             continue
         of_the_shape = name.startswith(SHAPE) and name != "model.dropout"
         if of_the_shape and now == OmegaConf.select(started, name):
             continue
-        if name in ORIGINS and isinstance(now, str):
-            changed = not _alike(before, now)
-        else:
-            changed = of_the_shape and before != now
-        if changed:
+        if not (_alike(before, now) if name in ORIGINS else before == now or not of_the_shape):
             raise ValueError(f"resume=true: {name} is {before} in the training that is to be resumed, not {now}")
         OmegaConf.update(resumed, name, now)
     resumed.out = composed.out  # the folder may have been moved or copied

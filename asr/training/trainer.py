@@ -32,7 +32,7 @@ from asr.heap import keep_kernels
 from asr.model.autocast import best_precision
 from asr.model.dot_product import leave_out_cudnn
 from asr.training.averaging import best_checkpoints
-from asr.training.config import PretrainConfig, RunConfig, TrainConfig
+from asr.training.config import RunConfig, SoundRunConfig
 from asr.training.data import SoundData
 from asr.training.memory import FreedMemory, LargestFirst
 from asr.training.resuming import LastCheckpoint, WholeCheckpoints, read_checkpoint
@@ -45,31 +45,43 @@ KERNELS = 16384  # about 50 for each batch shape: buckets times speeds
 
 
 def begin(config: RunConfig) -> Path | None:
-    """Seeds every generator and configures the kernels. Returns the checkpoint from which the training in `config.out`
-    continues, None at its start.
-
-    Raises FileExistsError if `config.out` holds a training that is not to be resumed, or checkpoints of one that cannot
-    be. Raises ValueError if the training cannot continue as `config` says, for a precision that a CPU does not have,
-    and for a number of processes that does not fit the job."""
+    """Seeds every generator and configures the kernels. Returns the `checkpoint_of` the training, and raises what that
+    raises; ValueError also for a precision that a CPU does not have, and for a number of processes that does not fit
+    the job."""
     if config.precision == "16-mixed" and accelerator() == "cpu":  # which Lightning would treat as bf16-mixed
         raise ValueError("precision=16-mixed is for a GPU: on a CPU take bf16-mixed or 32-true")
     _cluster(config)  # checked before anything is read: it may not fit
-    last = Path(config.out) / "checkpoints" / "last.ckpt"
-    begun = last.exists()
-    if begun and not config.resume:
-        raise FileExistsError(
-            f"{config.out} already holds a training: resume=true continues it, out=... starts another"
-        )
-    if begun:
-        _check_goes_on(config, read_checkpoint(last))
-    else:
-        _without_others(last.parent, config.resume)
+    last = checkpoint_of(config)
     if torch.cuda.is_available():
         leave_out_cudnn()
     else:
         keep_kernels(KERNELS)  # otherwise kernels of some shapes are rebuilt: training in bfloat16 takes a third longer
     L.seed_everything(config.seed, workers=True, verbose=False)
-    return last if begun else None
+    return last
+
+
+def checkpoint_of(config: RunConfig) -> Path | None:
+    """The checkpoint from which the training in `config.out` continues, None at its start. If the training died before
+    its first one and is resumed, what it has saved of its best epochs is removed, or it would be averaged.
+
+    Raises FileExistsError if `config.out` holds a training that is not to be resumed, ValueError if the training cannot
+    continue as `config` says."""
+    last = Path(config.out) / "checkpoints" / "last.ckpt"
+    if last.exists():
+        if not config.resume:
+            raise FileExistsError(
+                f"{config.out} already holds a training: resume=true continues it, out=... starts another"
+            )
+        _check_goes_on(config, read_checkpoint(last))
+        return last
+    for best in best_checkpoints(Path(config.out)):
+        if not config.resume:
+            raise FileExistsError(
+                f"{best} is of a training that ended before its first last.ckpt: move it away, choose another out=,"
+                " or start again with resume=true, which removes it"
+            )
+        best.unlink(missing_ok=True)
+    return None
 
 
 def _check_goes_on(config: RunConfig, checkpoint: dict[str, Any]) -> None:
@@ -83,18 +95,6 @@ def _check_goes_on(config: RunConfig, checkpoint: dict[str, Any]) -> None:
             f"{config.out} was started with strategy={saved['strategy']} and must continue so:"
             " fsdp keeps the optimiser's state in another order"
         )
-
-
-def _without_others(checkpoints: Path, resume: bool) -> None:
-    """Keeps an earlier training's checkpoints from being averaged: they are removed if it died before its first
-    `last.ckpt` and is resumed; otherwise FileExistsError is raised."""
-    for best in best_checkpoints(checkpoints.parent):
-        if not resume:
-            raise FileExistsError(
-                f"{best} is of a training that ended before its first last.ckpt: move it away, choose another out=,"
-                " or start again with resume=true, which removes it"
-            )
-        best.unlink(missing_ok=True)
 
 
 def lightning_trainer(config: RunConfig, callbacks: list[L.Callback], **settings: Any) -> L.Trainer:
@@ -119,7 +119,7 @@ def lightning_trainer(config: RunConfig, callbacks: list[L.Callback], **settings
 
 
 def new_trainer(
-    config: TrainConfig | PretrainConfig, data: SoundData, model: torch.nn.Module, callbacks: list[L.Callback]
+    config: SoundRunConfig, data: SoundData, model: torch.nn.Module, callbacks: list[L.Callback]
 ) -> tuple[L.Trainer, int]:
     """The Lightning trainer for `model`, and the approximate number of its updates (batches depend on the shuffle);
     logs the size of the training."""
