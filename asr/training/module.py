@@ -29,8 +29,6 @@ class SpeechTraining(Training):
         self.model = model
         self.distortion = Distortion(config.distortion)
         self.spec_augment = SpecAugment(config.spec_augment, model.front_end.hertz)
-        self.references: list[str] = []
-        self.hypotheses: list[str] = []
 
     def training_step(self, batch: Batch) -> torch.Tensor:
         empty = not len(batch.lens)  # the other processes wait for gradients all the same
@@ -79,7 +77,8 @@ class SpeechTraining(Training):
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
-        self.references, self.hypotheses = [], []
+        self.references: list[str] = []
+        self.hypotheses: list[str] = []
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()

@@ -123,7 +123,7 @@ def _save(model: SpeechModel, config: TrainConfig, data: SpeechData, folder: Pat
     model.save(folder, config.export)
     if (folder / TUNING).exists():
         logger.warning("%s was tuned for other weights: run asr.tune --write again", folder / TUNING)
-    language_model = Path(config.init_from or "", LANGUAGE_MODEL)
+    language_model = Path(config.init_from, LANGUAGE_MODEL)
     if config.init_from and not config.new_tokenizer and language_model.is_dir():
         logger.info(
             "init_from has a language model, which is not in %s yet: asr.tune DEV --model %s --lm %s"
