@@ -11,10 +11,11 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, get_type_hints
 
 import hydra
@@ -92,9 +93,10 @@ def _check_validation(options: DictConfig) -> None:
         raise ValueError(f"validation: {error}") from None
 
 
-def training_command(command: str, config_name: str, schema: type, train: Callable[[Any], object]) -> None:
-    """Composes `conf/<config_name>.yaml` with the command line, saves the result in `out`, and trains. Ends the process
-    with one line and code 2 for an option or data that cannot be used."""
+def training_command(command: str, schema: type, train: str) -> None:
+    """Composes `conf/NAME.yaml` with the command line of asr.NAME, saves the result in `out`, and trains by calling
+    `train` (`MODULE:FUNCTION`, heavy, and not needed for --help and --cfg). Ends the process with one line and code 2
+    for an option or data that cannot be used."""
 
     def run(composed: DictConfig) -> None:
         from lightning.pytorch.utilities import rank_zero_only  # Lightning sets log levels on import
@@ -128,7 +130,7 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
                 with replacing(Path(config.out) / OPTIONS) as unfinished:  # other processes may be reading it
                     OmegaConf.save(started, unfinished)
             try:
-                train(config)
+                resolve_name(train)(config)
             except OSError as error:
                 if error.errno not in FULL or error.filename:
                     raise
@@ -138,7 +140,8 @@ def training_command(command: str, config_name: str, schema: type, train: Callab
     replace_closed_outputs()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them
     try:
-        hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name=config_name)(run)()
+        name = command.removeprefix("asr.")
+        hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name=name)(run)()
         sys.stdout.flush()
     except BrokenPipeError:  # `--help | head`
         give_up_output()

@@ -14,13 +14,7 @@ from asr.training.config import PretrainConfig
 
 
 def main() -> None:
-    training_command("asr.pretrain", "pretrain", PretrainConfig, _pretrain)
-
-
-def _pretrain(config: PretrainConfig) -> None:
-    from asr.training.pretraining import pretrain  # heavy, and not needed for --help and --cfg
-
-    pretrain(config)
+    training_command("asr.pretrain", PretrainConfig, "asr.training.pretraining:pretrain")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,7 @@ from asr.training.config import TrainConfig
 
 
 def main() -> None:
-    training_command("asr.train", "train", TrainConfig, _train)
-
-
-def _train(config: TrainConfig) -> None:
-    from asr.training.run import train  # heavy, and not needed for --help and --cfg
-
-    train(config)
+    training_command("asr.train", TrainConfig, "asr.training.run:train")
 
 
 if __name__ == "__main__":

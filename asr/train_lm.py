@@ -15,13 +15,7 @@ from asr.training.config import LMTrainConfig
 
 
 def main() -> None:
-    training_command("asr.train_lm", "train_lm", LMTrainConfig, _train)
-
-
-def _train(config: LMTrainConfig) -> None:
-    from asr.training.language_model import train_language_model  # heavy, and not needed for --help and --cfg
-
-    train_language_model(config)
+    training_command("asr.train_lm", LMTrainConfig, "asr.training.language_model:train_language_model")
 
 
 if __name__ == "__main__":

@@ -293,7 +293,7 @@ def test_ctrl_c_before_anything_was_begun_is_one_line(monkeypatch, capsys):
 
     monkeypatch.setattr("hydra.main", lambda **_: lambda run: interrupted)
     with pytest.raises(SystemExit, match="130"):
-        training_command("asr.train", "train", TrainConfig, lambda config: None)
+        training_command("asr.train", TrainConfig, "asr.training.run:train")
     assert capsys.readouterr().err == "asr.train: interrupted\n"
 
 
@@ -302,7 +302,7 @@ def test_a_closed_output_is_replaced(monkeypatch, closed):
     seen = []
     monkeypatch.setattr(sys, closed, None)  # as `2>&-` does
     monkeypatch.setattr("hydra.main", lambda **_: lambda run: lambda: seen.append(getattr(sys, closed)))
-    training_command("asr.train", "train", TrainConfig, lambda config: None)
+    training_command("asr.train", TrainConfig, "asr.training.run:train")
     assert seen[0].name == os.devnull
 
 
