@@ -1,10 +1,15 @@
-"""Where a training runs: devices, and the processes that a cluster has started."""
+"""Where a training runs: devices, and the processes that a cluster has started; and what it begins with."""
 
 import pytest
+import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
+from asr.audio.features import FeatureConfig, FrontEnd
+from asr.audio.reading import SAMPLE_RATE
+from asr.corpus import iterate
+from asr.training.data import SoundData
 from asr.training.run import train
-from asr.training.trainer import _cluster, device_count
+from asr.training.trainer import _cluster, _loggers, device_count, set_statistics
 from tests.training.tones import options
 
 
@@ -83,3 +88,29 @@ def test_other_processes_of_torchrun_than_asked_for_are_refused(corpus, tmp_path
     with pytest.raises(ValueError, match="torchrun has started"):
         train(options(corpus, tmp_path / "exp"))
     assert not (tmp_path / "exp").exists()
+
+
+def test_statistics_are_those_of_a_part_of_a_large_training_set(corpus, tmp_path, monkeypatch):
+    read = []
+
+    def recorded(cuts):
+        for cut, sound in iterate(cuts):
+            read.append(torch.from_numpy(sound)[None])
+            yield cut, sound
+
+    monkeypatch.setattr("asr.training.trainer.iterate", recorded)
+    monkeypatch.setattr("asr.training.trainer.STATISTICS_SECONDS", 3.0)
+    front_end = FrontEnd(FeatureConfig())
+    set_statistics(front_end, SoundData(options(corpus, tmp_path).data, seed=1))
+    seconds = [sound.shape[1] / SAMPLE_RATE for sound in read]
+    assert sum(seconds[:-1]) <= 3.0 < sum(seconds)
+    X = torch.cat([front_end(sound, torch.tensor([sound.shape[1]]))[0] for sound in read], dim=1)[0]
+    torch.testing.assert_close(X.mean(dim=0), torch.zeros(80), atol=1e-3, rtol=0)
+    torch.testing.assert_close(X.std(dim=0), torch.ones(80), atol=0.02, rtol=0)
+
+
+def test_a_resumed_training_draws_into_its_run_of_wandb(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    monkeypatch.setattr("asr.training.trainer.WandbLogger", lambda name, out, version, **_: version)
+    (_, first), (_, resumed), (_, anew) = (_loggers("speech", tmp_path, resume) for resume in (False, True, False))
+    assert first == resumed != anew and first.startswith(str(tmp_path).strip("/").replace("/", "-"))

@@ -98,13 +98,18 @@ def test_the_same_seed_gives_the_same_numbers(corpus, tmp_path):
     assert weights[0] == weights[1]
 
 
-def test_gradients_accumulate_to_the_global_batch(corpus, tmp_path):
+def test_gradients_accumulate_to_the_global_batch(corpus, tmp_path, caplog):
+    caplog.set_level("INFO", "asr")
     folder, _ = train(options(corpus, tmp_path / "exp", "epochs=1", "data.global_batch_seconds=30"))
     checkpoint = torch.load(folder.parent / "checkpoints" / "last.ckpt", weights_only=True)
     config = options(corpus, tmp_path)
     data = SpeechData(config.data, seed=1)
-    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
-    assert checkpoint["global_step"] == -(-data.batches_per_epoch() // 3)
+    model = build_model(config, build_tokenizer(config.tokenizer, data.texts()))
+    data.fit_to(model)
+    updates, parameters = -(-data.batches_per_epoch() // 3), sum(p.numel() for p in model.parameters()) / 1e6
+    assert checkpoint["global_step"] == updates
+    size = f"{data.train_seconds / 3600:.2f} h of audio in 60 utterances, {parameters:.1f} M parameters, 32-true"
+    assert f"{size}, {updates} updates of at most 30 s" in caplog.text
 
 
 @pytest.mark.parametrize("overrides", [["tokenizer.kind=bpe", "tokenizer.vocab_size=20"], ["model=conformer-s"]])
