@@ -22,7 +22,7 @@ def deepen(model: Transformer | LanguageModel, more: int) -> None:
     stack, depth = (model, "decoder_layers") if isinstance(model, LanguageModel) else (model.encoder, "encoder_layers")
     layers, count = list(stack.layers), len(stack.layers)
     if not 0 <= more <= count:
-        raise ValueError(f"there are {count} layers, and each can have one new layer above it: {more} are too many")
+        raise ValueError(f"add_layers={more}: there are {count} layers, and each can have one new layer above it")
     for place in sorted((round(i * count / more) for i in range(1, more + 1)), reverse=True):
         layers.insert(place, _copy_without_effect(layers[place - 1]))
     stack.layers = nn.ModuleList(layers)

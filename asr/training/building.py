@@ -103,10 +103,8 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
     if config.model.attention_window:
         of_this_training |= {name: getattr(config.model, name) for name in ("attention_left", "attention_right")}
     shape = replace(shape, vocab_size=len(tokenizer), **of_this_training)
-    for option in ("freeze_layers", "add_layers"):
-        if getattr(config, option) > shape.encoder_layers:
-            has = f"{config.init_from} has {shape.encoder_layers} layers"
-            raise ValueError(f"{option}={getattr(config, option)}: {has}")
+    if config.freeze_layers > shape.encoder_layers:
+        raise ValueError(f"freeze_layers={config.freeze_layers}: {config.init_from} has {shape.encoder_layers} layers")
     transformer = Transformer(shape)
     transformer.load_state_dict(weights, strict=False)
     if isinstance(origin, SpeechModel) and anew:
@@ -140,9 +138,6 @@ def adapt_language_model(origin: TextModel, config: ModelConfig, tokenizer: Toke
     """The language model `origin` over the tokens of `tokenizer`, with the dropout and the vocabulary's fields from
     `config`, and `more` additional layers (`asr.model.deepening`). Every token starts from the tokens of `origin` that
     spell it (`asr.training.vocabulary`). Raises ValueError if `more` exceeds the number of its layers."""
-    depth = origin.transformer.config.decoder_layers
-    if more > depth:
-        raise ValueError(f"add_layers={more}: the language model of init_from has {depth} layers")
     of_this_training = {name: getattr(config, name) for name in ("dropout", "vocab_size", *CONFIG_OF_THE_VOCABULARY)}
     model = LanguageModel(replace(origin.transformer.config, **of_this_training))
     weights, known = model.state_dict(), origin.transformer.state_dict()

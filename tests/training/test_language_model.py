@@ -124,7 +124,7 @@ def test_it_goes_on_deeper(trained, tmp_path):
     more, same = train_language_model(further)
     assert math.isclose(same, perplexity, rel_tol=1e-3)
     assert len(TextModel.load(more).transformer.layers) == depth + 1
-    with pytest.raises(ValueError, match=f"add_layers=9: the language model of init_from has {depth} layers"):
+    with pytest.raises(ValueError, match=f"add_layers=9: there are {depth} layers"):
         train_language_model(replace(further, add_layers=9, out=str(tmp_path / "nine")))
     with pytest.raises(ValueError, match="needs init_from"):
         replace(config, add_layers=1)
