@@ -33,6 +33,9 @@ from asr.training.resuming import Resumable, ResumableData
 
 logger = logging.getLogger(__name__)
 
+# why a cut that has so many encoder frames, at the highest speed, is left out; None: it is not
+Unfit = Callable[[MonoCut, int], str | None]
+
 
 class SoundData(ResumableData):
     """The corpora of a training, checked and batched, without their transcripts."""
@@ -58,16 +61,37 @@ class SoundData(ResumableData):
         long for the encoder's positions."""
         if front_end.config.takes == "text":
             raise ValueError("features.kind=text: without transcripts an encoder can only learn from sound or matrices")
+
+        def unfit(cut: MonoCut, frames: int) -> str | None:
+            return self._outside(cut) or (None if frames else "it is too short for an encoder frame")
+
+        self._fit_to(front_end, encoder, unfit, unfit)
+
+    def _fit_to(self, front_end: FrontEnd, encoder: Encoder, unfit: Unfit, unfit_for_dev: Unfit) -> None:
+        """Leaves out and reports by name the cuts that a reason is given for, and those that are too long for the
+        encoder's positions; buckets the remaining training set."""
         self.window = front_end.config.pad_seconds
         self._take(front_end.config)
+        most = encoder.config.max_positions
+        learned = encoder.positions.kind == "learned"
+        self.most_text_tokens = most if learned else None
 
-        def reasons(cuts: CutSet, speeds: list[float]) -> Callable[[MonoCut], str | None]:
-            frames = memory_lengths(cuts, max(speeds), front_end, encoder)
-            unplaced = _unplaced(cuts, min(speeds), front_end, encoder)
-            short = {name: "it is too short for an encoder frame" for name, count in frames.items() if not count}
-            return lambda cut: self._outside(cut) or short.get(cut.id) or unplaced.get(cut.id)
+        def fit(cuts: CutSet, what: str, speeds: list[float], unfit: Unfit) -> CutSet:
+            common = front_end, encoder, self.tokenizer
+            fewest = memory_lengths(cuts, max(speeds), *common)
+            frames = memory_lengths(cuts, min(speeds), *common) if learned else {}
 
-        self._keep(reasons(self.train_cuts, self.speeds), reasons(self.dev_cuts, [1.0]))
+            def reason(cut: MonoCut) -> str | None:
+                why = unfit(cut, fewest[cut.id])
+                if not why and frames.get(cut.id, 0) > most:
+                    why = f"its {frames[cut.id]} encoder frames are more than model.max_positions={most}"
+                return why
+
+            return _fit(cuts, what, reason)
+
+        self.train_cuts = fit(self.train_cuts, "training set", self.speeds, unfit)
+        self.dev_cuts = fit(self.dev_cuts, "dev set", [1.0], unfit_for_dev)
+        self.buckets = make_buckets(self._heard(self.train_cuts), self.batch_seconds)
 
     def _outside(self, cut: MonoCut) -> str | None:
         """Why a cut is outside the limits; None: it is not."""
@@ -91,12 +115,6 @@ class SoundData(ResumableData):
                 )
             if features.takes == "matrix" and cut.custom["width"] != features.dim:
                 raise ValueError(f"{cut.id}: its matrix is {cut.custom['width']} wide, and features.dim={features.dim}")
-
-    def _keep(self, unfit: Callable[[MonoCut], str | None], unfit_for_dev: Callable[[MonoCut], str | None]) -> None:
-        """Leaves out and reports by name the cuts that a reason is given for; buckets the remaining training set."""
-        self.train_cuts = _fit(self.train_cuts, "training set", unfit)
-        self.dev_cuts = _fit(self.dev_cuts, "dev set", unfit_for_dev)
-        self.buckets = make_buckets(self._heard(self.train_cuts), self.batch_seconds)
 
     def _heard(self, cuts: CutSet) -> list[float]:
         """The seconds of each cut as the encoder hears it: some front ends pad to a window."""
@@ -202,29 +220,19 @@ class SpeechData(SoundData):
         labels at the highest speed. With CTC the memory must be as long as the labels with one blank for each
         repetition, else as long as `tokens_per_frame` requires."""
         self.tokenizer = model.tokenizer
-        self.window = model.front_end.config.pad_seconds
         self.most_labels = model.transformer.config.longest_transcript
-        if model.transformer.encoder.positions.kind == "learned":
-            self.most_text_tokens = model.transformer.config.max_positions
-        self._take(model.front_end.config)
-        common = model.front_end, model.transformer.encoder, self.tokenizer
-        frames = memory_lengths(self.train_cuts, max(self.speeds), *common)
-        unplaced = _unplaced(self.train_cuts, min(self.speeds), *common)
-        unplaced_for_dev = _unplaced(self.dev_cuts, 1.0, *common)
         strange: list[str] = []
 
-        def unfit(cut: MonoCut) -> str | None:
+        def unfit(cut: MonoCut, frames: int) -> str | None:
             labels = self.tokenizer.encode(cut.supervisions[0].text)
             if self.tokenizer.lacks_some(labels):
                 strange.append(cut.supervisions[0].text)
-            too_long = unplaced.get(cut.id) or self._unplaced_labels(labels)
-            return self._outside(cut) or too_long or self._too_short(frames[cut.id], labels, model)
+            return self._outside(cut) or self._unplaced_labels(labels) or self._too_short(frames, labels, model)
 
-        def unfit_for_dev(cut: MonoCut) -> str | None:
-            labels = self.tokenizer.encode(cut.supervisions[0].text)
-            return unplaced_for_dev.get(cut.id) or self._unplaced_labels(labels)
+        def unfit_for_dev(cut: MonoCut, _: int) -> str | None:
+            return self._unplaced_labels(self.tokenizer.encode(cut.supervisions[0].text))
 
-        self._keep(unfit, unfit_for_dev)
+        self._fit_to(model.front_end, model.transformer.encoder, unfit, unfit_for_dev)
         if strange:
             logger.warning(
                 "%d transcripts have characters that the tokenizer cannot write, as in %r: the model learns to write "
@@ -285,20 +293,6 @@ def memory_lengths(
     }[front_end.config.takes]
     lens = encoder.subsampling.output_lens(front_end.output_lens(torch.tensor([steps(cut) for cut in cuts])))
     return dict(zip((cut.id for cut in cuts), lens.tolist(), strict=True))
-
-
-def _unplaced(
-    cuts: CutSet, speed: float, front_end: FrontEnd, encoder: Encoder, tokenizer: Tokenizer | None = None
-) -> dict[str, str]:
-    """Why cuts are too long for the encoder's positions, by the names of these cuts."""
-    if encoder.positions.kind != "learned":
-        return {}
-    most = encoder.config.max_positions
-    return {
-        name: f"its {frames} encoder frames are more than model.max_positions={most}"
-        for name, frames in memory_lengths(cuts, speed, front_end, encoder, tokenizer).items()
-        if frames > most
-    }
 
 
 def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> CutSet:
