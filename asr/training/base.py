@@ -153,10 +153,11 @@ class Training(L.LightningModule):
         checkpoint["config"] = asdict(self.config)
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
-        saved, own = checkpoint.get("state_dict", {}), self.state_dict()  # FSDP's weights are loaded elsewhere
-        other = next((name for name in own if name in saved and saved[name].shape != own[name].shape), None)
-        if other:
-            shapes = f"{tuple(saved[other].shape)} in the checkpoint and {tuple(own[other].shape)} now"
+        states = checkpoint.get("state_dict", {}), self.state_dict()
+        saved, own = ({name: tuple(weight.shape) for name, weight in state.items()} for state in states)
+        other = next((name for name in own | saved if saved.get(name) != own.get(name)), None)
+        if saved and other:  # FSDP's weights are loaded elsewhere
+            shapes = f"{saved.get(other, 'missing')} in the checkpoint and {own.get(other, 'missing')} now"
             raise ValueError(f"resume=true: {other} is {shapes}; init_from, tokenizer or lora_rank is not what it was")
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:

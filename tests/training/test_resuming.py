@@ -393,8 +393,8 @@ def test_fewer_epochs_than_there_were_are_refused(corpus, tmp_path):
 def test_what_it_began_from_is_another_model_now(corpus, tmp_path):
     train(options(corpus, tmp_path / "init", "epochs=1", "validate_every=1"))
     train(options(corpus, tmp_path / "own", "epochs=1", f"init_from={tmp_path / 'init' / 'model'}"))
-    train(options(corpus, tmp_path / "wide", "epochs=1", "model.ffn_dim=48"))
-    shutil.rmtree(tmp_path / "init" / "model")
-    shutil.copytree(tmp_path / "wide" / "model", tmp_path / "init" / "model")
-    with pytest.raises(ValueError, match=r"resume=true: .* in the checkpoint and .*init_from"):
-        train(options(corpus, tmp_path / "own", "epochs=2", "resume=true", f"init_from={tmp_path / 'init' / 'model'}"))
+    for name, other in (("wide", "model.ffn_dim=48"), ("deep", "model.encoder_layers=3")):
+        train(options(corpus, tmp_path / name, "epochs=1", other))
+        shutil.copytree(tmp_path / name / "model", tmp_path / "init" / "model", dirs_exist_ok=True)
+        with pytest.raises(ValueError, match=r"resume=true: .* in the checkpoint and .*init_from"):
+            train(options(corpus, tmp_path / "own", "epochs=2", "resume=true", f"init_from={tmp_path}/init/model"))
