@@ -1,5 +1,6 @@
 """An encoder trained on audio only, and models that start from it; a decoder trained on text only."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,12 +48,15 @@ def pretrained(sound, tmp_path_factory) -> tuple[Path, float]:
     return pretrain(pretrain_options(sound, tmp_path_factory.mktemp("encoder"), "epochs=12", "validate_every=6"))
 
 
-def test_the_encoder_learns_to_predict_what_is_hidden(sound, pretrained, tmp_path):
+def test_the_encoder_learns_to_predict_what_is_hidden(sound, pretrained, tmp_path, caplog):
+    caplog.set_level("INFO", "asr")
     _, at_first = pretrain(pretrain_options(sound, tmp_path / "first", "epochs=1", "optimizer.lr=1e-9"))
+    assert re.search(r"epoch 1/1: loss [\d.]+, dev loss [\d.]+, dev accuracy [\d.]+ %; ", caplog.text)
     folder, loss = pretrained
     assert loss < 0.95 * at_first
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json"}
     assert "dev loss" in (folder.parent / "report.html").read_text()
+    assert (EncoderModel.load(folder).front_end.std != 1).all()  # it is the training set's
 
 
 def test_an_update_of_few_batches_is_as_large_as_one_of_many(sound, tmp_path, monkeypatch):
