@@ -1,11 +1,13 @@
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import asr
 from asr.audio.features import FeatureConfig
+from asr.decode.tuning import LANGUAGE_MODEL, TUNING
 from asr.model.config import ModelConfig
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -13,7 +15,7 @@ from asr.text.tokenizer import CharTokenizer
 from asr.training.building import adapt_model, build_tokenizer, load_origin, writing_of
 from asr.training.config import TokenizerConfig
 from asr.training.data import SpeechData
-from asr.training.run import train
+from asr.training.run import _save, train
 from tests.training.tones import options
 
 TEXTS = ["red red fox", "blue sky", "green red"] * 9
@@ -86,6 +88,19 @@ def test_a_training_takes_another_models_tokenizer_and_goes_on_without_it(traine
         train(options(corpus, tmp_path / "other", *settings, f"init_from={trained[0]}"))
     shutil.rmtree(moved)
     train(options(corpus, tmp_path / "exp", *settings, "epochs=2", "resume=true"))
+
+
+def test_a_tuning_of_other_weights_and_a_language_model_that_is_left_behind_are_told(corpus, trained, tmp_path, caplog):
+    caplog.set_level("INFO", "asr")
+    origin, folder = shutil.copytree(trained[0], tmp_path / "origin"), tmp_path / "model"
+    (origin / LANGUAGE_MODEL).mkdir()
+    config, data = options(corpus, tmp_path, f"init_from={origin}"), SimpleNamespace(transcripts=lambda: ["low mid"])
+    _save(SpeechModel.load(origin), config, data, folder)
+    assert f"asr.tune DEV --model {folder} --lm {origin / LANGUAGE_MODEL} " in caplog.text and TUNING not in caplog.text
+    caplog.clear()
+    (folder / TUNING).touch()
+    _save(SpeechModel.load(origin), replace(config, new_tokenizer=True), data, folder)
+    assert f"{folder / TUNING} was tuned for other weights" in caplog.text and "asr.tune DEV" not in caplog.text
 
 
 def test_another_toolkits_tokenizer_goes_with_its_model_alone(tmp_path, monkeypatch):
