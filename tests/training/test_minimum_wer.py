@@ -22,13 +22,20 @@ from tests.training.tones import options
 TEXTS = ["ab ba", "b", "a b a"]
 
 
-@pytest.fixture(params=[True, False], ids=["with CTC", "attention alone"])
+KINDS = {
+    "with CTC": {},
+    "attention alone": {"ctc": False},
+    "few positions": {"decoder_positions": "learned", "max_positions": 6},
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
 def model(request) -> SpeechModel:
     torch.manual_seed(3)
     tokenizer = CharTokenizer.train(["ab ba"])
     config = ModelConfig(
         vocab_size=len(tokenizer), d_model=16, num_heads=2, ffn_dim=32, encoder_layers=1, decoder_layers=1,
-        subsampling_channels=4, dropout=0.0, ctc=request.param,
+        subsampling_channels=4, dropout=0.0, **request.param,
     )  # fmt: skip
     return SpeechModel(FeatureConfig(), Transformer(config), tokenizer, "english")
 
