@@ -76,9 +76,10 @@ def test_errors_are_expected_by_the_share_of_probability(model, batch):
 
 
 def test_its_gradient_moves_probability_to_the_better(model, batch, monkeypatch):
-    X, X_lens, Y, Y_lens = (each[:1] for each in batch)
-    ways = [Hypothesis(model.tokenizer.encode(way), 0.0) for way in ("b a", "ab ba", "b")]  # two wrong words, none, two
-    monkeypatch.setattr(minimum_wer, "search", lambda *arguments: [ways])
+    X, X_lens, Y, Y_lens = (each[:2] for each in batch)
+    ways = ("b a", "ab ba", "b"), ("b",)  # two wrong words, none, two; of the other utterance, none
+    found = [[Hypothesis(model.tokenizer.encode(way), 0.0) for way in each] for each in ways]
+    monkeypatch.setattr(minimum_wer, "search", lambda *arguments: found)
     optimizer = torch.optim.Adam(model.transformer.parameters(), lr=3e-3)
     expected = []
     for _ in range(40):
