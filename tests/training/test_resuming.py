@@ -339,16 +339,16 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_left_alone(tmp_path, monkey
         read_checkpoint(path)
 
 
-def test_updates_are_counted_where_the_optimisers_kernel_looks():
+def test_updates_are_counted_where_the_optimisers_kernel_looks_and_made_at_the_rate_of_now():
     """A fused kernel looks on the device, the other one on the CPU; meta stands for a GPU."""
     weight = torch.nn.Parameter(torch.empty(3, 3, device="meta"))
     optimizer = torch.optim.AdamW([weight])
     optimizer.state[weight]["step"] = torch.tensor(7.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0)
-    about = {"settings": OptimizerConfig(), "updates": 10, "lr_schedulers": lambda: scheduler}
+    about = {"settings": OptimizerConfig(lr=2.0), "updates": 100, "lr_schedulers": lambda: scheduler}
     for fused, device in ((False, "cpu"), (True, "meta")):
         SpeechTraining._take_settings(types.SimpleNamespace(**about, _fused=fused))
-        assert optimizer.param_groups[0]["fused"] == fused
+        assert optimizer.param_groups[0].items() >= {"fused": fused, "lr": 0.2, "initial_lr": 2.0}.items()
         assert optimizer.state[weight]["step"].device.type == device
 
 
