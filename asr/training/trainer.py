@@ -72,7 +72,15 @@ def checkpoint_of(config: RunConfig) -> Path | None:
             raise FileExistsError(
                 f"{config.out} already holds a training: resume=true continues it, out=... starts another"
             )
-        _check_goes_on(config, read_checkpoint(last))
+        checkpoint = read_checkpoint(last)
+        epoch, strategy = checkpoint["epoch"], checkpoint["config"].get("strategy")
+        if epoch >= config.epochs:
+            raise ValueError(f"epochs={config.epochs}: the training in {config.out} is in epoch {epoch + 1} already")
+        if (strategy == "fsdp") != (getattr(config, "strategy", None) == "fsdp"):
+            raise ValueError(
+                f"{config.out} was started with strategy={strategy} and must continue so:"
+                " fsdp keeps the optimiser's state in another order"
+            )
         return last
     for best in best_checkpoints(Path(config.out)):
         if not config.resume:
@@ -82,19 +90,6 @@ def checkpoint_of(config: RunConfig) -> Path | None:
             )
         best.unlink(missing_ok=True)
     return None
-
-
-def _check_goes_on(config: RunConfig, checkpoint: dict[str, Any]) -> None:
-    """Raises ValueError if a training cannot continue from its checkpoint as `config` says."""
-    if checkpoint["epoch"] >= config.epochs:
-        begun = f"the training in {config.out} is in epoch {checkpoint['epoch'] + 1} already"
-        raise ValueError(f"epochs={config.epochs}: {begun}")
-    saved = checkpoint["config"]
-    if (saved.get("strategy") == "fsdp") != (getattr(config, "strategy", "") == "fsdp"):
-        raise ValueError(
-            f"{config.out} was started with strategy={saved['strategy']} and must continue so:"
-            " fsdp keeps the optimiser's state in another order"
-        )
 
 
 def lightning_trainer(config: RunConfig, callbacks: list[L.Callback], **settings: Any) -> L.Trainer:
