@@ -21,7 +21,7 @@ from asr.training.config import DataConfig, SoundConfig
 from asr.training.data import SpeechData, memory_lengths
 from asr.training.resuming import Resumable
 from asr.training.run import train
-from tests.training.tones import options, write_corpus
+from tests.training.tones import fitted, options, write_corpus
 
 
 def test_buckets_share_the_sound_and_keep_to_the_batch():
@@ -52,9 +52,7 @@ def test_little_sound_has_few_buckets():
 def test_the_batches_of_an_epoch_are_counted_without_drawing_them(corpus, tmp_path):
     for seconds in (4, 10, 60):
         limits = (f"data.{name}={seconds}" for name in ("batch_seconds", "global_batch_seconds"))
-        config = options(corpus, tmp_path, "data.max_seconds=2", *limits)
-        data = SpeechData(config.data, seed=1)
-        data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+        data = fitted(options(corpus, tmp_path, "data.max_seconds=2", *limits))
         for epoch in (0, 3):
             sampler = data._train_sampler(world_size=1, rank=0)
             sampler.set_epoch(epoch)
@@ -99,9 +97,7 @@ def test_an_update_that_does_not_divide_is_as_near_as_batches_allow(longest, bat
 
 @pytest.fixture
 def data(corpus, tmp_path) -> SpeechData:
-    config = options(corpus, tmp_path, "data.speeds=[1.0]")
-    data = SpeechData(config.data, seed=1)
-    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    data = fitted(options(corpus, tmp_path, "data.speeds=[1.0]"))
     return data
 
 
@@ -146,8 +142,7 @@ def test_a_file_that_is_gone_is_named_and_not_each_batch_that_it_was_of(data, tm
 def test_the_batches_of_an_update_have_one_shape_on_all_devices(corpus, tmp_path):
     """No device waits for another: the batches are from one bucket, except leftovers, and played at one speed."""
     config = options(corpus, tmp_path, "data.speeds=[0.9,1.0,1.1]")
-    data = SpeechData(config.data, seed=1)
-    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    data = fitted(config)
     of_each = [list(Resumable(data._train_sampler(world_size=2, rank=rank), data.seed)) for rank in (0, 1)]
     dataset = data._loader(None, config.data.speeds, data.buckets).dataset
     steps = [[dataset[batch] for batch in step] for step in zip(*of_each, strict=True)]
@@ -250,9 +245,7 @@ def test_transcripts_that_the_tokenizer_cannot_write_are_counted(corpus, tmp_pat
 
 
 def test_workers_give_way_to_training_and_read_on_where_all_processes_are_told_to_end(corpus, tmp_path):
-    config = options(corpus, tmp_path, "data.workers=1", "data.batch_seconds=5", "data.max_seconds=5")
-    data = SpeechData(config.data, 1)
-    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    data = fitted(options(corpus, tmp_path, "data.workers=1", "data.batch_seconds=5", "data.max_seconds=5"))
     sampler = Resumable(data._train_sampler(world_size=1, rank=0))
     loader = data._loader(sampler, [1.0], data.buckets)
     batches = iter(loader)

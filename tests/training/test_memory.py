@@ -13,14 +13,12 @@ from asr.training.data import SpeechData
 from asr.training.memory import NOTHING, LargestFirst, Size, dummy_batch, largest_sizes, try_batch
 from asr.training.module import SpeechTraining
 from asr.training.run import train
-from tests.training.tones import options
+from tests.training.tones import fitted, options
 
 
 @pytest.fixture
 def data(corpus, tmp_path) -> SpeechData:
-    config = options(corpus, tmp_path)
-    data = SpeechData(config.data, seed=1)
-    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    data = fitted(options(corpus, tmp_path))
     return data
 
 
@@ -43,9 +41,7 @@ def test_matrices_are_not_played(tmp_path):
     kind = ["features.kind=matrix", "features.dim=12", "model.subsampler=linear", "model.subsampling=1"]
     played, as_it_is = [], []
     for speeds, sizes in (("[0.5,2.0]", played), ("[1.0]", as_it_is)):
-        config = options(tmp_path, tmp_path, *corpora, *kind, f"data.speeds={speeds}", "data.min_seconds=0")
-        data = SpeechData(config.data, seed=1)
-        data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+        data = fitted(options(tmp_path, tmp_path, *corpora, *kind, f"data.speeds={speeds}", "data.min_seconds=0"))
         sizes += largest_sizes(data)
     assert played == as_it_is
 

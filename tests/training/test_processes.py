@@ -14,10 +14,8 @@ import pytest
 import soundfile
 import torch
 
-from asr.training.building import build_model, build_tokenizer
-from asr.training.data import SpeechData
 from asr.training.trainer import begin
-from tests.training.tones import options
+from tests.training.tones import fitted, options
 
 SETTINGS = ["epochs=4", "data.speeds=[1.0]", "data.batch_seconds=2", "data.max_seconds=2", "spec_augment.freq_masks=0"]
 SETTINGS += ["spec_augment.time_masks=0", "precision=32-true", "model=tiny", "model.d_model=32", "model.dropout=0"]
@@ -177,9 +175,7 @@ def test_a_batch_that_cannot_be_read_stops_neither_process(train, eight, tmp_pat
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_an_epoch_has_every_utterance_once(corpus, tmp_path, epoch):
-    config = options(corpus, tmp_path, "data.batch_seconds=5", "data.max_seconds=5")
-    data = SpeechData(config.data, seed=1)
-    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    data = fitted(options(corpus, tmp_path, "data.batch_seconds=5", "data.max_seconds=5"))
     seen = []
     for rank in range(3):
         sampler = data._train_sampler(world_size=3, rank=rank)
@@ -189,9 +185,7 @@ def test_an_epoch_has_every_utterance_once(corpus, tmp_path, epoch):
 
 
 def test_more_processes_than_utterances_share_them_in_as_many_batches_each(eight, tmp_path):
-    config = options(eight, tmp_path, f"data.train=[{eight}]", f"data.dev=[{eight}]")
-    data = SpeechData(config.data, seed=1)
-    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    data = fitted(options(eight, tmp_path, f"data.train=[{eight}]", f"data.dev=[{eight}]"))
     for sampler in (data._train_sampler, data._dev_sampler):
         ranks = [list(sampler(world_size=11, rank=rank)) for rank in range(11)]
         assert {len(batches) for batches in ranks} == {1}

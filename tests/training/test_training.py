@@ -19,13 +19,12 @@ from asr.model.layers import layers_of
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.training.averaging import average_checkpoints, best_checkpoints
-from asr.training.building import build_model, build_tokenizer
 from asr.training.callbacks import Patience, Samples
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
 from asr.training.report import write_report
 from asr.training.run import train
-from tests.training.tones import options, write_corpus
+from tests.training.tones import fitted, options, write_corpus
 
 
 def test_the_loop_learns_what_it_hears(trained):
@@ -102,11 +101,9 @@ def test_gradients_accumulate_to_the_global_batch(corpus, tmp_path, caplog):
     caplog.set_level("INFO", "asr")
     folder, _ = train(options(corpus, tmp_path / "exp", "epochs=1", "data.global_batch_seconds=30"))
     checkpoint = torch.load(folder.parent / "checkpoints" / "last.ckpt", weights_only=True)
-    config = options(corpus, tmp_path)
-    data = SpeechData(config.data, seed=1)
-    model = build_model(config, build_tokenizer(config.tokenizer, data.texts()))
-    data.fit_to(model)
-    updates, parameters = -(-data.batches_per_epoch() // 3), sum(p.numel() for p in model.parameters()) / 1e6
+    data = fitted(options(corpus, tmp_path))
+    updates = -(-data.batches_per_epoch() // 3)
+    parameters = sum(p.numel() for p in SpeechModel.load(folder).parameters()) / 1e6
     assert checkpoint["global_step"] == updates
     size = f"{data.train_seconds / 3600:.2f} h of audio in 60 utterances, {parameters:.1f} M parameters, 32-true"
     assert f"{size}, {updates} updates of at most 30 s" in caplog.text
@@ -172,18 +169,14 @@ def test_what_cannot_be_aligned_or_is_too_long_is_left_out_by_name(corpus, tmp_p
         (tmp_path / "train").mkdir(exist_ok=True)
         soundfile.write(tmp_path / "train" / f"{name}.wav", noise[: round(seconds * SAMPLE_RATE)], SAMPLE_RATE)
         (tmp_path / "train" / f"{name}.txt").write_text(text)
-    config = options(corpus, tmp_path / "exp", f"data.train=[{tmp_path / 'train'}]")
-    data = SpeechData(config.data, seed=1)
-    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    data = fitted(options(corpus, tmp_path / "exp", f"data.train=[{tmp_path / 'train'}]"))
     assert [cut.id for cut in data.train_cuts] == ["fine"]
     for name in ("long", "dense", "empty"):
         assert f"left out {name}" in caplog.text
 
 
 def test_a_file_that_breaks_in_training_is_left_out(corpus, tmp_path, caplog):
-    config = options(corpus, tmp_path)
-    data = SpeechData(config.data, seed=1)
-    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    data = fitted(options(corpus, tmp_path))
     data.dev_cuts[0].recording.sources[0].source = str(tmp_path / "gone.wav")
     batches = [batch for batch in data.val_dataloader() if batch]
     assert sum(len(batch.lens) for batch in batches) == 11
@@ -229,9 +222,7 @@ def test_a_model_that_is_trained_on_keeps_its_normaliser(corpus, tmp_path):
 
 
 def test_a_batch_is_played_at_one_speed_drawn_anew_for_each(corpus, tmp_path):
-    config = options(corpus, tmp_path)
-    data = SpeechData(config.data, seed=1)
-    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    data = fitted(options(corpus, tmp_path))
     data.trainer = L.Trainer(logger=False)
     assert {batch.speed for batch in data.train_dataloader()} == {0.9, 1.0, 1.1}
     assert {batch.speed for batch in data.val_dataloader()} == {1.0}

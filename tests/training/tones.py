@@ -50,3 +50,13 @@ def options(corpus: Path, out: Path, *overrides: str) -> TrainConfig:
         "average=2",
     ]
     return compose_options("train", corpus, out, [*settings, *overrides])
+
+
+def fitted(config: TrainConfig):
+    """The data of a training from scratch, without what its model cannot learn from."""
+    from asr.training.building import build_model, build_tokenizer  # heavy, and tones are for all tests
+    from asr.training.data import SpeechData
+
+    data = SpeechData(config.data, config.seed)
+    data.fit_to(build_model(config, build_tokenizer(config.tokenizer, data.texts())))
+    return data
