@@ -345,10 +345,10 @@ def test_updates_are_counted_where_the_optimisers_kernel_looks_and_made_at_the_r
     optimizer = torch.optim.AdamW([weight])
     optimizer.state[weight]["step"] = torch.tensor(7.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0)
-    about = {"settings": OptimizerConfig(lr=2.0), "updates": 100, "lr_schedulers": lambda: scheduler}
+    about = {"settings": OptimizerConfig(lr=2.0, weight_decay=0.3), "updates": 100, "lr_schedulers": lambda: scheduler}
     for fused, device in ((False, "cpu"), (True, "meta")):
         SpeechTraining._take_settings(types.SimpleNamespace(**about, _fused=fused))
-        assert optimizer.param_groups[0].items() >= {"fused": fused, "lr": 0.2, "initial_lr": 2.0}.items()
+        assert optimizer.param_groups[0].items() >= {"fused": fused, "lr": 0.2, "weight_decay": 0.3}.items()
         assert optimizer.state[weight]["step"].device.type == device
 
 
