@@ -87,19 +87,17 @@ class BeamSearch:
         self.phrases = phrases
         self.config = model.config
         self.look_at_done, self.look_at_past = LOOKS["cpu" if memory.device.type == "cpu" else "cuda"]
-        self.lm = language_model if options.lm_weight else None
+        self.lm = language_model
         self.limit = model.config.most_tokens(memory_lens)  # (B,) most tokens of a hypothesis
         if self.lm is not None and self.lm.config.longest_transcript is not None:
             self.limit = self.limit.clamp(max=self.lm.config.longest_transcript)
-        self.most = int(self.limit.max())
         self.suppressed, self.suppressed_first = (
             torch.tensor(ids, dtype=torch.long, device=memory.device)
             for ids in (model.config.suppressed, model.config.suppressed_first)
         )
         self.decoder = model.decoder if options.ctc_weight < 1 else None
         self.ilm = model.bigram.log_probs if self.decoder is not None and options.ilm_weight else None  # (V, V)
-        ctc_log_probs = model.ctc_log_probs(memory) if options.ctc_weight else None
-        self.ctc = None if ctc_log_probs is None else CTCPrefixScorer.of(ctc_log_probs, memory_lens)
+        self.ctc = CTCPrefixScorer.of(model.ctc_log_probs(memory), memory_lens) if options.ctc_weight else None
         self.generator = torch.Generator(memory.device).manual_seed(0) if options.temperature else None
         self.places = torch.arange(len(memory), device=memory.device)  # which of all utterances are still in the batch
         self.found: list[list[Hypothesis]] = [[] for _ in range(len(memory))]
@@ -107,7 +105,7 @@ class BeamSearch:
 
     def run(self) -> list[list[Hypothesis]]:
         """The `options.nbest` best hypotheses of each utterance, best first."""
-        for step in range(self.most + 1):
+        for step in range(int(self.limit.max()) + 1):
             self.advance(step)
             length = step + 1
             if length % self.look_at_done == 0:
@@ -141,7 +139,7 @@ class BeamSearch:
             decoder=decoder,
             ctc=ctc,
             lm=self.lm and self.lm.start(B, W),
-            phrase=None if self.phrases is None else lens.new_full((B, W), self.phrases.start),
+            phrase=self.phrases and lens.new_full((B, W), self.phrases.start),
         )
         nothing = lens.new_zeros(B, W)
         return running, Ended(running.tokens, running.scores, nothing, torch.full_like(zero, 2 * LOG_ZERO))
@@ -192,7 +190,7 @@ class BeamSearch:
             decoder=decoder and decoder.reorder(parents),
             ctc=self.ctc and self.ctc.advance(now.ctc, parents, tokens),
             lm=lm and lm.reorder(parents),
-            phrase=None if self.phrases is None else self.phrases.advance(now.phrase.gather(1, parents), tokens),
+            phrase=self.phrases and self.phrases.advance(now.phrase.gather(1, parents), tokens),
         )
 
     def _ways(self, gains: Tensor, dead: Tensor, step: int) -> Continuations:
@@ -203,8 +201,7 @@ class BeamSearch:
         if self.config.first_timestamp is not None:
             apply_timestamp_rules_(gains, self.running.tokens, self.config, LOG_ZERO)
         if self.options.temperature:  # the highest is a draw from the tempered distribution (Gumbel 1954)
-            forbidden = gains <= LOG_ZERO
-            gains = (gains / self.options.temperature + self._gumbel(gains)).masked_fill_(forbidden, LOG_ZERO)
+            gains = gains / self.options.temperature + self._gumbel(gains)
         # at the limit a hypothesis ends, allowed or not
         end = torch.where((step < self.limit)[:, None], gains[:, :, eos], end)
         base = self.running.additive.masked_fill(dead, LOG_ZERO)
@@ -225,7 +222,7 @@ class BeamSearch:
             gains += additive
         gains[:, :, eos] = 0.0  # unless the end is forbidden
         self._forbid(gains, step)
-        end.masked_fill_(dead | (prefix.ended <= LOG_ZERO / 2) | (gains[:, :, eos] <= LOG_ZERO), LOG_ZERO)
+        end.masked_fill_(dead | (gains[:, :, eos] <= LOG_ZERO), LOG_ZERO)
         gains[:, :, eos] = LOG_ZERO
         return Continuations(None, base, gains, additive, end)
 
