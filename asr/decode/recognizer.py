@@ -101,8 +101,7 @@ class Recognizer:
         self.model = model.eval()
         self.options = options or default_options(model.transformer.ctc is not None)
         check_options(model.transformer, self.options, language_model)
-        self._made: tuple[tuple | None, Phrases | None] = (None, None)
-        self._phrases(self.options)
+        self.phrases = self._tables_of_phrases()
         self.int8 = precision == "int8" or (precision == "auto" and int8)
         if self.int8 and precision == "auto" and can_quantize(model.device):
             precision = "int8"
@@ -153,8 +152,9 @@ class Recognizer:
         are shared, not copied. Raises ValueError for options that the model does not support."""
         other = copy(self)
         other.options = replace(self.options, **options)
-        other._phrases(other.options)
         check_options(self.model.transformer, other.options, self.language_model)
+        if options.keys() & {"phrases", "phrase_weight"}:
+            other.phrases = other._tables_of_phrases()
         return other
 
     def transcribe(self, recording: Recording) -> Transcript:
@@ -331,7 +331,7 @@ class Recognizer:
         if options.ctc_weight and transformer.ctc:  # a decoder and a language model always find something to say
             heard = hears_something(transformer.ctc_log_probs(memory), memory_lens)
             memory_lens = memory_lens.masked_fill(~heard, 0)
-        beside = self.language_model, self._text, self._phrases(options)
+        beside = self.language_model, self._text, self.phrases
         if options.nbest == 1 and (self.ngram is None or options.strategy == "greedy"):
             return search_with_fallback(transformer, memory, memory_lens, options, *beside)
         all_of_them = replace(options, nbest=options.beam_size)
@@ -353,19 +353,13 @@ class Recognizer:
         confidences = [word.confidence for word in self._words(hypothesis, 0.0)]
         return sum(confidences) < SURE * len(confidences)
 
-    def _phrases(self, options: DecodeOptions) -> Phrases | None:
-        """The tables of the options' phrases, rebuilt if the last request had others."""
-        wanted = options.phrases, options.phrase_weight
-        made, phrases = self._made
-        if made != wanted:
-            # normalised like the model's transcripts, or as they are, for a model that writes capitals
-            ways = [dict.fromkeys((self.model.normalize(text), " ".join(text.split()))) for text in options.phrases]
-            ways = [each for ways_of_one in ways if (each := [way for way in ways_of_one if way])]
-            eos = self.model.transformer.config.eos
-            phrases = Phrases.of(ways, options.phrase_weight, self.model.tokenizer, eos)
-            phrases = phrases and phrases.to(self.model.device)
-            self._made = wanted, phrases
-        return phrases
+    def _tables_of_phrases(self) -> Phrases | None:
+        options, model = self.options, self.model
+        # normalised like the model's transcripts, or as they are, for a model that writes capitals
+        ways = [dict.fromkeys((model.normalize(text), " ".join(text.split()))) for text in options.phrases]
+        ways = [each for ways_of_one in ways if (each := [way for way in ways_of_one if way])]
+        phrases = Phrases.of(ways, options.phrase_weight, model.tokenizer, model.transformer.config.eos)
+        return phrases and phrases.to(model.device)
 
     def _distinct(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """The hypotheses with distinct texts: the first of those that write the same text with other subwords."""
