@@ -164,8 +164,9 @@ def align_cuts(recognizer: Recognizer, cuts: CutSet, progress: Callable[[float],
 def _of_a_length(recognizer: Recognizer, cuts: CutSet, skipped: Skipped) -> Iterator[list[tuple[MonoCut, np.ndarray]]]:
     """Batches of cuts of about the same length, with their inputs; without those that do not fit the model."""
     batch: list[tuple[MonoCut, np.ndarray]] = []
+    width = recognizer.model.front_end.config.dim if recognizer.takes == "matrix" else None
     for cut, sound in iterate_for(recognizer, sorted(cuts, key=lambda cut: cut.duration)):
-        if reason := _unreadable(recognizer, sound):
+        if reason := recognizer.too_long(len(sound)) or (width and misfit(sound, width)):
             skipped.add(cut.id, reason)
             continue
         if batch and (len(batch) + 1) * seconds_of(recognizer, cut) > recognizer.batch_seconds:
@@ -174,9 +175,3 @@ def _of_a_length(recognizer: Recognizer, cuts: CutSet, skipped: Skipped) -> Iter
         batch.append((cut, sound))
     if batch:
         yield batch
-
-
-def _unreadable(recognizer: Recognizer, sound: np.ndarray) -> str | None:
-    """Why the model cannot read the input; None: it can."""
-    width = recognizer.model.front_end.config.dim
-    return recognizer.too_long(len(sound)) or (misfit(sound, width) if recognizer.takes == "matrix" else None)
