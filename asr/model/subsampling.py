@@ -149,11 +149,10 @@ class LinearSubsampling(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.output = nn.Linear(config.input_dim, config.d_model)
-        self.register_buffer("typed", torch.empty(0), persistent=False)  # a quantised layer has no weight with a dtype
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.typed.dtype
+        return self.output.weight.dtype
 
     def forward(self, X: Tensor, X_lens: Tensor) -> tuple[Tensor, Tensor]:
         return self.output(X), X_lens
