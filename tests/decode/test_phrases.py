@@ -170,6 +170,8 @@ def test_a_phrase_of_a_script_without_spaces_stands_anywhere(kind):
         assert total(phrases, tokenizer.encode(text)) == nothing, text
     ok = Phrases.of([["ok"]], 1.0, tokenizer, EOS)
     assert total(ok, tokenizer.encode("\u6211 ok\u5317")) > total(ok, [])  # a word ends before such a letter
+    longer = Phrases.of([["\u5317"], ["\u5317ok"]], 1.0, tokenizer, EOS)
+    assert total(longer, tokenizer.encode("\u5317o")) > total(longer, [])  # the first is complete before the letter
 
 
 def test_more_phrases_than_a_table_can_be_made_of_are_refused(monkeypatch):
