@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.text.tokenizer import SPECIALS, Tokenizer
+from asr.text.tokenizer import Tokenizer
 from asr.text.words import SPACE, is_unspaced
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Phrases(NamedTuple):
     start: int
 
     @classmethod
-    def of(cls, texts: Sequence[Iterable[str]], weight: float, tokenizer: Tokenizer, eos: int) -> Phrases | None:
+    def of(cls, texts: Sequence[Iterable[str]], weight: float, tokenizer: Tokenizer) -> Phrases | None:
         """The tables for `texts`, which hold the ways to write each phrase, none of them empty; each token of a phrase
         adds `weight` (a log-probability). None if no phrase can be written. Raises ValueError for too many phrases.
 
@@ -58,7 +58,7 @@ class Phrases(NamedTuple):
             return None
         if len(tree.children) * V > LARGEST:
             raise ValueError(f"phrases: {len(texts)} are too many for a vocabulary of {V} tokens")
-        after_a_word = np.array([not spaced or _ends_a_word(tokenizer, token, eos) for token in range(V)])
+        after_a_word = np.array([not spaced or _ends_a_word(tokenizer.piece(token)) for token in range(V)])
         earned, places = map(torch.from_numpy, tree.tables(after_a_word))
         # if a space is a token of its own, there is none before the first word
         apart = spaced and not tokenizer.piece(tokenizer.encode("a")[0]).startswith(SPACE)
@@ -138,14 +138,12 @@ def _writings(tokenizer: Tokenizer, text: str, spaced: bool) -> list[list[int]]:
     rows = [tokenizer.encode(f" {text}" if spaced else text)]
     if spaced and is_unspaced(text[0]):
         row = tokenizer.encode(f"{STRANGE}{text}")
-        rows += [row[i:] for i in range(len(row)) if tokenizer.decode(row[i:]) == text][:1]
+        rows += [row[i:] for i in range(len(row)) if tokenizer.decode(row[i:]) == text]
     return rows
 
 
-def _ends_a_word(tokenizer: Tokenizer, token: int, eos: int) -> bool:
-    """Whether a word has ended before this token: a space, punctuation, a special symbol, a timestamp, or a letter of a
-    script without spaces."""
-    piece = tokenizer.piece(token)
-    special = token == eos or piece in SPECIALS or (piece.startswith("<|") and piece.endswith("|>"))
+def _ends_a_word(piece: str) -> bool:
+    """Whether a word has ended before this token: a space, punctuation, a letter of a script without spaces, or a
+    special symbol or timestamp, which begins with a bracket."""
     goes_on = unicodedata.category(piece[0])[0] in "LMN" or piece[0] in INSIDE  # M: vowel signs, accents
-    return special or is_unspaced(piece[0]) or not goes_on
+    return is_unspaced(piece[0]) or not goes_on

@@ -358,7 +358,7 @@ class Recognizer:
         # normalised like the model's transcripts, or as they are, for a model that writes capitals
         ways = [dict.fromkeys((model.normalize(text), " ".join(text.split()))) for text in options.phrases]
         ways = [each for ways_of_one in ways if (each := [way for way in ways_of_one if way])]
-        phrases = Phrases.of(ways, options.phrase_weight, model.tokenizer, model.transformer.config.eos)
+        phrases = Phrases.of(ways, options.phrase_weight, model.tokenizer)
         return phrases and phrases.to(model.device)
 
     def _distinct(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:

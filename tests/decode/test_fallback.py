@@ -11,7 +11,7 @@ from asr.decode.search import attention_scores
 from asr.model.config import ModelConfig
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer
-from asr.text.tokenizer import EOS, CharTokenizer
+from asr.text.tokenizer import CharTokenizer
 from tests.conftest import LETTERS
 
 
@@ -56,7 +56,7 @@ def test_what_is_unlikely_the_decoder_alone_says(model, monkeypatch, beside):
     if beside in ("ctc_weight", "length_bonus"):
         options = replace(options, **{beside: 0.9})
     language_model = LanguageModel(model.config).eval() if beside == "language model" else None
-    phrases = Phrases.of([["abc"]], 2.0, CharTokenizer(LETTERS), EOS) if beside == "phrases" else None
+    phrases = Phrases.of([["abc"]], 2.0, CharTokenizer(LETTERS)) if beside == "phrases" else None
     [[best]] = search_with_fallback(model, memory, lens, options, language_model, lambda h: "", phrases)
     [[[*scores]]] = attention_scores(model, memory, lens, [[best]])
     assert judged == [pytest.approx(sum(scores))] and judged != [pytest.approx(best.score)]

@@ -24,7 +24,7 @@ def total(phrases: Phrases, ids: list[int]) -> float:
 
 
 def test_only_whole_words_of_whole_phrases_earn():
-    phrases = Phrases.of([["ab"], ["ab cd"], ["d"]], 2.0, LETTERS, EOS)
+    phrases = Phrases.of([["ab"], ["ab cd"], ["d"]], 2.0, LETTERS)
     nothing = total(phrases, LETTERS.encode("c"))  # what every hypothesis gets
     for text, tokens in (
         ("ab", 3),  # the space before it is a token, too
@@ -44,7 +44,7 @@ def test_only_whole_words_of_whole_phrases_earn():
 def test_it_is_the_bonus_of_the_phrases_that_stand_in_a_text():
     """Compares with a greedy left-to-right reading of random texts of up to four words."""
     said = ["ab", "ab cd", "cd a", "b"]
-    phrases, words = Phrases.of([[phrase] for phrase in said], 1.0, LETTERS, EOS), ["a", "ab", "b", "cd", "dd"]
+    phrases, words = Phrases.of([[phrase] for phrase in said], 1.0, LETTERS), ["a", "ab", "b", "cd", "dd"]
     ways = sorted((phrase.split() for phrase in said), key=len, reverse=True)
     nothing = total(phrases, [])
 
@@ -62,7 +62,7 @@ def test_it_is_the_bonus_of_the_phrases_that_stand_in_a_text():
 @pytest.mark.parametrize("said", [["a ab cd", "ab"], ["ab cd b a", "cd", "cd b dd"], ["ab b cd", "b cd a", "b"]])
 def test_no_phrase_takes_from_another_what_it_has_earned(said):
     """Compares with the most tokens that non-overlapping phrases can have in a text of up to five words."""
-    phrases, words = Phrases.of([[phrase] for phrase in said], 1.0, LETTERS, EOS), ["a", "ab", "b", "cd", "dd"]
+    phrases, words = Phrases.of([[phrase] for phrase in said], 1.0, LETTERS), ["a", "ab", "b", "cd", "dd"]
     nothing = total(phrases, [])
 
     def most(text: tuple[str, ...]) -> int:
@@ -85,13 +85,13 @@ def test_a_phrase_within_a_longer_one_that_is_not_said_to_its_end_earns():
         (["ann", "annabel lee"], "ann smith", 4),
         (["ann", "annabel lee"], "annabel smith", 0),  # annabel is not ann
     ):
-        phrases = Phrases.of([[phrase] for phrase in said], 1.0, letters, EOS)
+        phrases = Phrases.of([[phrase] for phrase in said], 1.0, letters)
         assert total(phrases, letters.encode(text)) - total(phrases, []) == tokens, text
 
 
 def test_no_token_earns_twice():
     """A phrase that overlaps with itself does not reward a loop."""
-    phrases = Phrases.of([["ab ab ab"], ["a b"], ["b a"]], 1.0, LETTERS, EOS)
+    phrases = Phrases.of([["ab ab ab"], ["a b"], ["b a"]], 1.0, LETTERS)
     nothing = total(phrases, LETTERS.encode("c"))
     for text in ("ab " * 7, "a b " * 5, "b a b a b"):
         written = text.strip()
@@ -101,7 +101,7 @@ def test_no_token_earns_twice():
 
 def test_punctuation_ends_a_word_and_scripts_without_spaces_have_none():
     marks = CharTokenizer(list(" abc.,'-"))
-    phrases = Phrases.of([["ab"]], 1.0, marks, EOS)
+    phrases = Phrases.of([["ab"]], 1.0, marks)
     assert (
         total(phrases, marks.encode("c ab, c"))
         == total(phrases, marks.encode("c ab"))
@@ -109,17 +109,17 @@ def test_punctuation_ends_a_word_and_scripts_without_spaces_have_none():
     )
     assert total(phrases, marks.encode("ab'c")) == total(phrases, marks.encode("ab-c")) == total(phrases, [])
     unspaced = CharTokenizer(list("\u5317\u4eac\u4e0a\u6d77\u6211"))
-    phrases = Phrases.of([["\u5317\u4eac"]], 1.0, unspaced, EOS)
+    phrases = Phrases.of([["\u5317\u4eac"]], 1.0, unspaced)
     assert total(phrases, unspaced.encode("\u6211\u5317\u4eac\u6211")) == 2
     assert total(phrases, unspaced.encode("\u6211\u5317\u6211")) == 0
     phonemes = CharTokenizer(list("abc"))
-    assert total(Phrases.of([["ab"]], 1.0, phonemes, EOS), phonemes.encode("cabc")) == 2
+    assert total(Phrases.of([["ab"]], 1.0, phonemes), phonemes.encode("cabc")) == 2
 
 
 @pytest.mark.parametrize("sign", ["\u093e", "\u0301", "\u200c", "\u200d"])
 def test_a_vowel_sign_an_accent_or_a_joiner_goes_on_with_the_word(sign):
     letters = CharTokenizer(list(f" \u0930\u092e{sign}"))
-    phrases = Phrases.of([["\u0930\u092e"]], 1.0, letters, EOS)
+    phrases = Phrases.of([["\u0930\u092e"]], 1.0, letters)
     nothing = total(phrases, [])
     assert total(phrases, letters.encode("\u0930\u092e")) - nothing == 3
     assert total(phrases, letters.encode(f"\u0930\u092e{sign}")) == nothing
@@ -127,10 +127,10 @@ def test_a_vowel_sign_an_accent_or_a_joiner_goes_on_with_the_word(sign):
 
 def test_of_the_ways_to_write_a_phrase_each_earns(caplog):
     cased = CharTokenizer(list(" abAB"))
-    phrases = Phrases.of([["ab", "Ab"]], 1.0, cased, EOS)
+    phrases = Phrases.of([["ab", "Ab"]], 1.0, cased)
     nothing = total(phrases, [])
     assert total(phrases, cased.encode("Ab")) - nothing == total(phrases, cased.encode("ab")) - nothing == 3
-    Phrases.of([["ab", "Ab"]], 1.0, LETTERS, EOS)
+    Phrases.of([["ab", "Ab"]], 1.0, LETTERS)
     assert not caplog.text
 
 
@@ -151,10 +151,11 @@ def test_what_it_adds_is_in_the_score_once_and_not_in_how_sure_a_token_is(tiny_m
 
 def test_subwords_begin_with_their_space():
     tokenizer = SubwordTokenizer.train(["john smith went to town", "mary johnson went"] * 5, 40)
-    phrases = Phrases.of([["john smith"]], 1.0, tokenizer, EOS)
+    phrases = Phrases.of([["john smith"]], 1.0, tokenizer)
     assert phrases.start == 0 and total(phrases, tokenizer.encode("mary went")) == 0
     assert total(phrases, tokenizer.encode("to john smith")) == len(tokenizer.encode("john smith"))
     assert total(phrases, tokenizer.encode("to john")) == total(phrases, tokenizer.encode("johnson")) == 0
+    assert Phrases.of([["ohn"]], 1.0, tokenizer).start == 0  # though its first token is the space alone
 
 
 @pytest.mark.parametrize("kind", ["characters", "subwords"])
@@ -162,27 +163,27 @@ def test_a_phrase_of_a_script_without_spaces_stands_anywhere(kind):
     """Even if the vocabulary has a space."""
     texts = ["\u6211\u5728 \u5317\u4eac", "\u6211\u5728\u4e0a\u6d77 ok", "\u5317"]
     tokenizer = CharTokenizer.train(texts) if kind == "characters" else SubwordTokenizer.train(texts, 16)
-    phrases = Phrases.of([["\u5317\u4eac"]], 1.0, tokenizer, EOS)
+    phrases = Phrases.of([["\u5317\u4eac"]], 1.0, tokenizer)
     nothing = total(phrases, [])
     for text in ("\u6211\u5728\u5317\u4eac", "\u5317\u4eac\u6211", "\u6211\u5317\u4eacok", "\u6211\u5317\u4eac ok"):
         assert total(phrases, tokenizer.encode(text)) - nothing >= 2, text
     for text in ("\u6211\u5728\u5317", "\u4eac\u5317\u6211", "ok"):
         assert total(phrases, tokenizer.encode(text)) == nothing, text
-    ok = Phrases.of([["ok"]], 1.0, tokenizer, EOS)
+    ok = Phrases.of([["ok"]], 1.0, tokenizer)
     assert total(ok, tokenizer.encode("\u6211 ok\u5317")) > total(ok, [])  # a word ends before such a letter
-    longer = Phrases.of([["\u5317"], ["\u5317ok"]], 1.0, tokenizer, EOS)
+    longer = Phrases.of([["\u5317"], ["\u5317ok"]], 1.0, tokenizer)
     assert total(longer, tokenizer.encode("\u5317o")) > total(longer, [])  # the first is complete before the letter
 
 
 def test_more_phrases_than_a_table_can_be_made_of_are_refused(monkeypatch):
     monkeypatch.setattr("asr.decode.phrases.LARGEST", 4 * len(LETTERS))  # four places: the start, and " ab"
-    Phrases.of([["ab"]], 1.0, LETTERS, EOS)
+    Phrases.of([["ab"]], 1.0, LETTERS)
     with pytest.raises(ValueError, match="phrases: 2 are too many for a vocabulary of 9 tokens"):
-        Phrases.of([["ab"], ["c"]], 1.0, LETTERS, EOS)
+        Phrases.of([["ab"], ["c"]], 1.0, LETTERS)
 
 
 def test_what_cannot_be_written_is_said(caplog):
-    assert Phrases.of([["xyz"]], 1.0, LETTERS, EOS) is None
+    assert Phrases.of([["xyz"]], 1.0, LETTERS) is None
     assert "1 phrases have characters that the model cannot write, as 'xyz'" in caplog.text
 
 

@@ -237,7 +237,7 @@ def test_an_utterance_is_not_done_while_its_best_may_still_be_overtaken(
     monkeypatch.setattr(transformer.decoder, "step", lambda tokens, state: (following[tokens].log(), state))
     monkeypatch.setattr("asr.decode.beam.LOOKS", {"cpu": (1, 1)})
     options = DecodeOptions(ctc_weight=0.0, phrase_weight=2.0, **options)
-    phrases = Phrases.of([["abc"]], 2.0, CharTokenizer(list("abc")), EOS) if options.phrases else None
+    phrases = Phrases.of([["abc"]], 2.0, CharTokenizer(list("abc"))) if options.phrases else None
     found = search(transformer, torch.randn(1, 9, 32), torch.tensor([9]), options, phrases=phrases)
     assert [h.tokens for h in found[0]] == expected
 
