@@ -165,17 +165,18 @@ def test_progress_hears_of_every_second(recognizer):
 
 
 def test_results_come_before_the_last_file_is_read_and_no_more_is_read_than_a_few_batches(recognizer, monkeypatch):
-    read, nothing = [], [Hypothesis([], 0.0)]
-    monkeypatch.setattr(recognizer, "recognize", lambda inputs: [nothing] * len(inputs))
+    read, batches, nothing = [], [], [Hypothesis([], 0.0)]
+    monkeypatch.setattr(recognizer, "recognize", lambda inputs: batches.append(inputs) or [nothing] * len(inputs))
 
     def sounds():
         for i in range(60):
             read.append(i)
-            yield np.zeros(2 * SAMPLE_RATE)
+            yield np.zeros((1 + i % 3) * SAMPLE_RATE)
 
     ahead = [len(read) - done for done, _ in enumerate(recognizer.transcribe_all(sounds()))]
     assert len(ahead) == 60 and ahead[0] <= 4
     assert max(ahead) <= 14  # five batches of five seconds, and the one that is being read
+    assert max(len(batch) * max(map(len, batch)) for batch in batches) <= 5 * SAMPLE_RATE
 
 
 @pytest.mark.parametrize("sound", [np.full(9000, np.nan), np.zeros(9000, np.int32), np.full(9000, 1e20)])
