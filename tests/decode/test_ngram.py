@@ -74,8 +74,10 @@ def test_the_recogniser_chooses_among_its_n_best(tiny_model, noise_is_heard):
     text, score = max(without, key=lambda item: item[1] - 10 * item[0].count("a"))
     assert text != without[0][0]
     options = DecodeOptions(beam_size=5, ngram_weight=10.0)
-    (found,) = Recognizer(tiny_model, options, ngram=Averse(), precision="float32").transcribe(sound).segments[0].nbest
+    recognizer = Recognizer(tiny_model, options, ngram=Averse(), precision="float32")
+    (found,) = recognizer.transcribe(sound).segments[0].nbest
     assert found == (text, pytest.approx(score - 10 * text.count("a"), abs=1e-4))
+    assert recognizer.with_options(strategy="greedy").transcribe(sound).text  # which has no other hypothesis
 
 
 def test_it_is_asked_for_words_as_the_normaliser_writes_them(tiny_config, noise_is_heard):
