@@ -134,15 +134,16 @@ class CTCPrefixScorer:
         The window starts `BEHIND` frames before the hindmost one has arrived: no hypothesis is extended before that.
         It ends where at least `steps` further labels have started after the frame of the foremost; pauses and the
         frames that a label lasts do not count."""
-        best = state.total.amax(dim=2, keepdim=True)
+        t = torch.arange(self.begin, self.end + 1, device=self.lens.device)
+        total = state.total.masked_fill(t > self.lens[:, None, None], LOG_ZERO)  # whatever is heard in the padding
+        best = total.amax(dim=2, keepdim=True)
         possible = best[:, :, 0] > LOG_ZERO  # the others do not hold the window up
-        t = torch.arange(self.begin, self.end + 1, device=best.device)
-        arrived = (state.total >= best - ARRIVED).byte().argmax(dim=2) + self.begin  # the first such t
+        arrived = (total >= best - ARRIVED).byte().argmax(dim=2) + self.begin  # the first such t
         hindmost = arrived.where(possible, self.end).amin(dim=1)
-        stands = ((state.total >= best - NEAR) * t).amax(dim=2)  # the last such t
+        stands = ((total >= best - NEAR) * t).amax(dim=2)  # the last such t
         foremost = stands.where(possible, self.begin).amax(dim=1)
         ahead = (self.unheard <= self.unheard.gather(1, foremost[:, None]) + AHEAD * steps).sum(dim=1)
-        bounds = torch.minimum(hindmost, self.lens).amin() - BEHIND, torch.minimum(ahead, self.lens).amax()
+        bounds = hindmost.amin() - BEHIND, torch.minimum(ahead, self.lens).amax()
         begin, end = torch.stack(bounds).tolist()
         begin = max(begin, self.begin)
         end = max(end, begin + 1)

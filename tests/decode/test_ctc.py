@@ -107,6 +107,18 @@ def test_the_window_holds_the_hindmost_hypothesis_and_the_foremost():
     torch.testing.assert_close(found[0, [0, 1], [5, 7]], right[0, [0, 1], [5, 7]])
 
 
+def test_what_ctc_hears_in_the_padding_does_not_move_the_window():
+    log_probs = confident({40: 4}, 100, 30.0)
+    log_probs[0, [5, 10], [4, 6]] = -10.0
+    said = torch.zeros(1, 1, dtype=torch.long), torch.tensor([[4]])
+    alone, padded = (CTCPrefixScorer.of(log_probs[:, :size], torch.tensor([20])) for size in (20, 100))
+    right = alone.score(alone.advance(alone.start(1), *said))
+    scorer, state = padded.follow(padded.advance(padded.start(1), *said), 1)
+    assert scorer.begin <= 5
+    torch.testing.assert_close(continued(scorer.score(state))[0, 0, 6], continued(right)[0, 0, 6])
+    torch.testing.assert_close(scorer.score(state).ended, right.ended)
+
+
 def test_where_a_window_grows_there_are_blanks_behind_all_prefixes():
     exact = CTCPrefixScorer.of(confident({10: 4, 20: 5, 30: 6, 40: 7}, 50, 30.0), torch.tensor([50]))
     short, state = exact.follow(exact.start(1), 1)
