@@ -155,7 +155,7 @@ class CTCPrefixScorer:
         total, blank = state.total[:, :, kept], state.blank[:, :, kept]
         if end > self.end:
             along = self.cumulative[:, BLANK, None, self.end : end + 1]
-            later = (state.total[:, :, -1:] + along[:, :, 1:] - along[:, :, :1]).clamp(min=LOG_ZERO)
+            later = state.total[:, :, -1:] + along[:, :, 1:] - along[:, :, :1]
             total, blank = torch.cat([total, later], dim=2), torch.cat([blank, later], dim=2)
         return replace(state, total=total, blank=blank)
 
@@ -168,7 +168,7 @@ class CTCPrefixScorer:
         last = self.lens.clamp(self.begin, self.end)[:, None]
         ended = total.gather(2, (last - self.begin)[:, :, None].expand(-1, total.shape[1], 1))[:, :, 0]
         blank = self.cumulative[:, BLANK]
-        return (ended + blank.gather(1, self.lens[:, None]) - blank.gather(1, last)).clamp(min=LOG_ZERO)
+        return ended + blank.gather(1, self.lens[:, None]) - blank.gather(1, last)
 
     @staticmethod
     def _recur(source: Tensor, along: Tensor) -> Tensor:
