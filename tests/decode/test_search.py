@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from asr.decode.beam import BeamSearch
+from asr.decode.ctc import ctc_greedy
 from asr.decode.options import STRATEGIES, DecodeOptions
 from asr.decode.phrases import Phrases
 from asr.decode.search import search
@@ -114,6 +115,13 @@ def test_what_is_rescored_is_what_ctc_finds_with_these_weights(transformer, lang
     found = search_features(transformer, X, X_LENS, DecodeOptions("rescore", ctc_weight=0.1, **weights), language_model)
     for ours, theirs in zip(found, first, strict=True):
         assert sorted(h.tokens for h in ours) == sorted(h.tokens for h in theirs)
+    weights |= {"beam_size": 40, "nbest": 40, "ilm_weight": 0.4}
+    found, joint = (
+        {tuple(h.tokens): h.score for h in search_features(transformer, X[1:2], X_LENS[1:2], each, language_model)[0]}
+        for each in (DecodeOptions("rescore", **weights), DecodeOptions(**weights))
+    )
+    both = found.keys() & joint
+    assert both and all(found[tokens] == pytest.approx(joint[tokens], abs=1e-3) for tokens in both)
 
 
 @pytest.mark.parametrize("ctc_weight", [0.0, 0.3, 1.0])
@@ -260,6 +268,8 @@ def test_greedy_takes_the_likeliest_token_at_each_step(transformer):
             break
     found = search(transformer, memory, lens, DecodeOptions("greedy", max_repeats=1000))[0][0]
     assert found.tokens == [t for t in tokens if t != EOS]
+    found = search(transformer, memory, lens, DecodeOptions("ctc", beam_size=1))  # and CTC at each frame
+    assert found == ctc_greedy(transformer.ctc_log_probs(memory), lens)
 
 
 @pytest.mark.parametrize("strategy", ["beam", "greedy"])
