@@ -21,9 +21,7 @@ from asr.text.tokenizer import BLANK, EOS
 
 LOG_ZERO = -1e30  # log 0, finite so that differences stay defined
 HEARD = 0.25  # probability above which a label counts as heard (noise reaches 0.2, speech 0.7 and more somewhere)
-NEAR = 5.0  # nats below its best at which a hypothesis still counts as standing at a frame
-ARRIVED, BEHIND = 8.0, 4  # nats below its best from which on a hypothesis has arrived, and frames kept before that
-AHEAD = 40.0  # nats that it costs at most to start no label where one starts
+FAR = 80.0  # nats: what is e^-80 times as likely is lost in sums in single precision
 
 
 def ctc_greedy(ctc_log_probs: Tensor, lens: Tensor) -> list[list[Hypothesis]]:
@@ -77,7 +75,7 @@ class CTCPrefixScorer:
 
     probs: Tensor  # (B, V, M) of the labels; 0 past the end of an utterance
     cumulative: Tensor  # (B, V, M + 1) running sums of their logarithms, 0 before the first frame
-    unheard: Tensor  # (B, M + 1) nats that it costs to start no label until then, at most `AHEAD` per frame
+    unheard: Tensor  # (B, M + 1) nats that it costs to start no label until then, at most `FAR` per frame
     lens: Tensor  # (B,)
     begin: int  # of the window, in frames
     end: int
@@ -93,7 +91,7 @@ class CTCPrefixScorer:
         before = along.argmax(dim=1)[:, :-1]
         on = along[:, :, 1:].gather(1, before[:, None])[:, 0].masked_fill(before == BLANK, -math.inf)
         nats = -torch.logaddexp(along[:, BLANK], torch.nn.functional.pad(on, (1, 0), value=-math.inf))
-        unheard = torch.nn.functional.pad(nats.clamp(0, AHEAD), (1, 0)).cumsum(dim=1)
+        unheard = torch.nn.functional.pad(nats.clamp(0, FAR), (1, 0)).cumsum(dim=1)
         return cls(along.exp() * inside[:, None], cumulative, unheard, lens, 0, M)
 
     def start(self, width: int) -> PrefixState:
@@ -131,19 +129,19 @@ class CTCPrefixScorer:
         """The scorer and the state with the window moved to where the hypotheses are in the next `steps`; a host-device
         sync.
 
-        The window starts `BEHIND` frames before the hindmost one has arrived: no hypothesis is extended before that.
-        It ends where at least `steps` further labels have started after the frame of the foremost; pauses and the
-        frames that a label lasts do not count."""
+        The window starts before the frame in which the hindmost one arrives: no hypothesis is extended before that. It
+        ends where at least `steps` further labels have started after the last frame where the foremost may stand;
+        pauses and the frames that a label lasts do not count."""
         t = torch.arange(self.begin, self.end + 1, device=self.lens.device)
         total = state.total.masked_fill(t > self.lens[:, None, None], LOG_ZERO)  # whatever is heard in the padding
         best = total.amax(dim=2, keepdim=True)
         possible = best[:, :, 0] > LOG_ZERO  # the others do not hold the window up
-        arrived = (total >= best - ARRIVED).byte().argmax(dim=2) + self.begin  # the first such t
+        arrived = (total >= best - FAR).byte().argmax(dim=2) + self.begin  # the first such t
         hindmost = arrived.where(possible, self.end).amin(dim=1)
-        stands = ((total >= best - NEAR) * t).amax(dim=2)  # the last such t
+        stands = ((total >= best - FAR) * t).amax(dim=2)  # the last such t
         foremost = stands.where(possible, self.begin).amax(dim=1)
-        ahead = (self.unheard <= self.unheard.gather(1, foremost[:, None]) + AHEAD * steps).sum(dim=1)
-        bounds = hindmost.amin() - BEHIND, torch.minimum(ahead, self.lens).amax()
+        ahead = (self.unheard <= self.unheard.gather(1, foremost[:, None]) + FAR * steps).sum(dim=1)
+        bounds = hindmost.amin() - 1, torch.minimum(ahead, self.lens).amax()
         begin, end = torch.stack(bounds).tolist()
         begin = max(begin, self.begin)
         end = max(end, begin + 1)

@@ -68,7 +68,7 @@ def confident(labels: dict[int, int], frames: int, nats: float = 9.0) -> torch.T
 def test_the_window_follows_the_hypotheses():
     labels = [4, 5, 6, 4, 7, 5, 6, 4, 5]
     early, late = [10, 14, 20, 80, 84, 90, 150, 152, 160], [40, 44, 50, 90, 100, 120, 170, 175, 180]
-    log_probs = torch.cat([confident(dict(zip(frames, labels, strict=True)), 460, 30.0) for frames in (early, late)])
+    log_probs = torch.cat([confident(dict(zip(frames, labels, strict=True)), 460, 90.0) for frames in (early, late)])
     exact = scorer = CTCPrefixScorer.of(log_probs, torch.tensor([460, 200]))
     whole, state, windows = exact.start(1), scorer.start(1), []
     for label in [*labels, None]:
@@ -81,7 +81,7 @@ def test_the_window_follows_the_hypotheses():
             step = torch.zeros(2, 1, dtype=torch.long), torch.full((2, 1), label)
             whole, state = exact.advance(whole, *step), scorer.advance(state, *step)
     assert windows[0][0] == 0 and windows[0][1] < 460
-    assert 150 < windows[-1][0] < 160 and windows[-1][1] == 460
+    assert windows[-1] == (160, 460)
     assert windows == sorted(windows)
 
 
@@ -96,13 +96,13 @@ def test_the_window_reaches_across_a_pause_whatever_its_length():
 
 
 def test_the_window_holds_the_hindmost_hypothesis_and_the_foremost():
-    log_probs = confident({10: 4, 20: 5, 30: 6, 40: 7, 50: 4, 60: 5}, 100, 30.0)
+    log_probs = confident({10: 4, 20: 5, 30: 6, 40: 7, 50: 4, 60: 5}, 100, 90.0)
     log_probs[0, [10, 20], BLANK] = log_probs[0, [10, 20], [4, 5]] = math.log(0.5)
     exact = CTCPrefixScorer.of(log_probs, torch.tensor([100]))
     said = torch.zeros(1, 2, dtype=torch.long), torch.tensor([[4, 6]])  # the second has left out the doubtful labels
     whole = exact.advance(exact.start(2), *said)
     scorer, state = exact.follow(whole, 1)
-    assert 0 < scorer.begin < 10 and 40 < scorer.end < 100
+    assert scorer.begin == 10 and 40 < scorer.end < 100
     found, right = continued(scorer.score(state)), continued(exact.score(whole))
     torch.testing.assert_close(found[0, [0, 1], [5, 7]], right[0, [0, 1], [5, 7]])
 
@@ -120,7 +120,7 @@ def test_what_ctc_hears_in_the_padding_does_not_move_the_window():
 
 
 def test_where_a_window_grows_there_are_blanks_behind_all_prefixes():
-    exact = CTCPrefixScorer.of(confident({10: 4, 20: 5, 30: 6, 40: 7}, 50, 30.0), torch.tensor([50]))
+    exact = CTCPrefixScorer.of(confident({10: 4, 20: 5, 30: 6, 40: 7}, 50, 90.0), torch.tensor([50]))
     short, state = exact.follow(exact.start(1), 1)
     grown, state = short.follow(state, 2)
     assert short.end < grown.end
@@ -129,7 +129,7 @@ def test_where_a_window_grows_there_are_blanks_behind_all_prefixes():
 
 
 @pytest.mark.parametrize("steps", [4, 8])
-@pytest.mark.parametrize("nats", [9.0, 30.0, 90.0])
+@pytest.mark.parametrize("nats", [30.0, 90.0, 270.0])
 @pytest.mark.parametrize("held", [1, 3, 8])
 def test_a_window_holds_what_comes_until_it_moves(held, nats, steps):
     path = [4, 5, 6, 5, 7] * 12
@@ -141,7 +141,7 @@ def test_a_window_holds_what_comes_until_it_moves(held, nats, steps):
         if step % steps == 0:
             scorer, state = scorer.follow(state, steps)
         if step < 15:  # the window reaches the end once all remaining labels are near
-            assert scorer.end < 10 + (step + 40 * steps / nats + 2 * steps) * held < 600
+            assert scorer.end < 10 + (step + 80 * steps / nats + 2 * steps) * held < 600
         found, right = (continued(s)[0, 0] for s in (scorer.score(state), exact.score(whole)))
         assert found.argmax() == right.argmax() == label
         assert found[label].item() == pytest.approx(right[label].item(), abs=0.01)

@@ -175,6 +175,19 @@ def test_batched_equals_alone(transformer, language_model, options):
         assert [h.score for h in together[i]] == pytest.approx([h.score for h in alone], abs=1e-4)
 
 
+@pytest.mark.parametrize("seed", [4, 9, 10, 14, 21])
+def test_batched_equals_alone_where_ctc_hears_labels_everywhere(transformer, seed):
+    with torch.no_grad():
+        transformer.ctc.weight.mul_(8)
+    memory, lens = 2 * torch.randn(2, 80, 32, generator=torch.Generator().manual_seed(seed)), torch.tensor([80, 40])
+    options = DecodeOptions(beam_size=3, ctc_weight=0.5)
+    together = search(transformer, memory, lens, options)
+    for i, n in enumerate(lens):
+        alone = search(transformer, memory[i : i + 1, :n], lens[i : i + 1], options)[0]
+        assert together[i][0].tokens == alone[0].tokens
+        assert together[i][0].score == pytest.approx(alone[0].score, rel=1e-5)
+
+
 @pytest.mark.parametrize("strategy", ["beam", "rescore", "ctc"])
 def test_it_searches_within_a_training_in_half_precision(transformer, language_model, strategy):
     options = DecodeOptions(strategy, beam_size=5)
