@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import sys
@@ -15,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from lhotse import CutSet, MonoCut
-from lhotse.dataset import DynamicBucketingSampler
+from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
+from lhotse.dataset.sampling.base import CutSampler
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
@@ -69,7 +71,32 @@ class EpochOrder:
         return chain.from_iterable(order)
 
 
-class BucketSampler(DynamicBucketingSampler):
+class Dealer(CutSampler):
+    """Deals the batches out to the processes, as many in each round as there are processes.
+
+    If fewer are left for the last round, the longest are halved; a process without an utterance gets an empty batch.
+    Lhotse itself mixes what is left then, and a batch of short utterances that gets a long one takes several times the
+    memory; and it repeats utterances if fewer are left than there are processes."""
+
+    def __next__(self) -> CutSet:
+        self.allow_iter_to_reset_state()
+        batches = [self._next_batch()]
+        with contextlib.suppress(StopIteration):
+            while len(batches) < self.world_size:
+                batches.append(self._next_batch())
+        while len(batches) < self.world_size:
+            longest = max(range(len(batches)), key=lambda i: sum(cut.duration for cut in batches[i]))
+            batch = list(batches[longest])
+            halves = batch[::2], batch[1::2]
+            batches[longest : longest + 1] = map(CutSet.from_cuts, halves)
+        return batches[self.rank]
+
+
+class PlainSampler(Dealer, SimpleCutSampler):
+    """Batches in the order of the cuts, or of a shuffle."""
+
+
+class BucketSampler(Dealer, DynamicBucketingSampler):
     """Batches drawn at random from the next 20,000 cuts in the epoch's order; with shards, from the next few shards."""
 
     def __init__(self, cuts: CutSet, seed: int, **settings):

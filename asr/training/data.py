@@ -14,7 +14,6 @@ from zlib import crc32
 import numpy as np
 import torch
 from lhotse import CutSet, MonoCut
-from lhotse.dataset import SimpleCutSampler
 from lhotse.dataset.sampling.base import CutSampler
 from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 
@@ -26,7 +25,7 @@ from asr.model.encoder import Encoder
 from asr.model.speech_model import SpeechModel
 from asr.text.normalizer import get_normalizer
 from asr.text.tokenizer import Tokenizer
-from asr.training.batches import Bucket, BucketSampler, SpeechDataset, TimedLoader, make_buckets
+from asr.training.batches import Bucket, BucketSampler, PlainSampler, SpeechDataset, TimedLoader, make_buckets
 from asr.training.conditions import Conditions
 from asr.training.config import DataConfig, SoundConfig
 from asr.training.resuming import Resumable, ResumableData
@@ -148,16 +147,14 @@ class SoundData(ResumableData):
     def _train_sampler(self, **ranks: int) -> CutSampler:
         seconds, utterances = map(list, zip(*self.buckets, strict=True))
         if len(seconds) == 1:
-            sampler = SimpleCutSampler(self.train_cuts, max_cuts=utterances[0], shuffle=True, seed=self.seed, **ranks)
-        else:
-            constraint, bins = FixedBucketBatchSizeConstraint(seconds, utterances), seconds[:-1]
-            sampler = BucketSampler(self.train_cuts, self.seed, constraint=constraint, duration_bins=bins, **ranks)
-        return _each_once(sampler, self.train_cuts)
+            return PlainSampler(self.train_cuts, max_cuts=utterances[0], shuffle=True, seed=self.seed, **ranks)
+        constraint, bins = FixedBucketBatchSizeConstraint(seconds, utterances), seconds[:-1]
+        return BucketSampler(self.train_cuts, self.seed, constraint=constraint, duration_bins=bins, **ranks)
 
     def _dev_sampler(self, **ranks: int) -> CutSampler:
         longest_first, limit = self.dev_cuts.sort_by_duration(), self._dev_limit
         most = int(limit // self.window) if self.window else None
-        return _each_once(SimpleCutSampler(longest_first, max_duration=limit, max_cuts=most, **ranks), self.dev_cuts)
+        return PlainSampler(longest_first, max_duration=limit, max_cuts=most, **ranks)
 
     @property
     def _dev_limit(self) -> float:
@@ -273,13 +270,6 @@ def _begin_reading(_: int) -> None:
 def _cores() -> int:
     """The number of this machine's cores that the process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _each_once(sampler: CutSampler, cuts: CutSet) -> CutSampler:
-    """The sampler without the utterances that Lhotse duplicates, under new names, if fewer are left than there are
-    processes; a process without an utterance then gets an empty batch."""
-    names = {cut.id for cut in cuts}
-    return sampler.map(lambda batch: batch.filter(lambda cut: cut.id in names))
 
 
 def memory_lengths(

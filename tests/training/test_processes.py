@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from lhotse import CutSet
+from lhotse.utils import fastcopy
 
+from asr.training.batches import make_buckets
 from asr.training.trainer import begin
 from tests.training.tones import fitted, options
 
@@ -192,3 +195,22 @@ def test_more_processes_than_utterances_share_them_in_as_many_batches_each(eight
         assert sorted(cut.id for batches in ranks for cuts in batches for cut in cuts) == [str(i) for i in range(8)]
         dataset = data._loader(None, [1.0], data.buckets).dataset
         assert sorted(len(dataset[cuts, 1].texts) for (cuts,) in ranks) == [0] * 3 + [1] * 8
+
+
+def test_what_is_left_at_the_end_of_an_epoch_fits_on_each_device_as_well(eight, tmp_path):
+    data = fitted(options(eight, tmp_path, f"data.train=[{eight}]", f"data.dev=[{eight}]"))
+    durations = np.random.default_rng(1).exponential(5, 300).clip(0.1, 30).round(2).tolist()
+    cuts = CutSet.from_cuts(fastcopy(data.dev_cuts[0], id=str(i), duration=s) for i, s in enumerate(durations))
+    data.train_cuts = data.dev_cuts = cuts
+    data.batch_seconds, data.buckets = 300.0, make_buckets(durations, 300.0)
+    for sampler in (data._train_sampler, data._dev_sampler):
+        ranks = [list(sampler(world_size=8, rank=rank)) for rank in range(8)]
+        assert len({len(batches) for batches in ranks}) == 1
+        assert sorted(cut.id for batches in ranks for batch in batches for cut in batch) == sorted(
+            cut.id for cut in cuts
+        )
+        for batch in (batch for batches in ranks for batch in batches if len(batch)):
+            longest = max(cut.duration for cut in batch)
+            assert len(batch) * longest <= 300
+            if sampler == data._train_sampler:
+                assert len(batch) <= next(bucket.utterances for bucket in data.buckets if bucket.seconds >= longest)
