@@ -18,6 +18,6 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             unfinished.unlink()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno:
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
