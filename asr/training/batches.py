@@ -85,10 +85,9 @@ class Dealer(CutSampler):
             while len(batches) < self.world_size:
                 batches.append(self._next_batch())
         while len(batches) < self.world_size:
-            longest = max(range(len(batches)), key=lambda i: sum(cut.duration for cut in batches[i]))
-            batch = list(batches[longest])
-            halves = batch[::2], batch[1::2]
-            batches[longest : longest + 1] = map(CutSet.from_cuts, halves)
+            longest = max(batches, key=lambda batch: (len(batch) > 1, sum(cut.duration for cut in batch)))
+            batches.remove(longest)
+            batches += CutSet.from_cuts(list(longest)[::2]), CutSet.from_cuts(list(longest)[1::2])
         return batches[self.rank]
 
 

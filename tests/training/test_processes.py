@@ -197,20 +197,34 @@ def test_more_processes_than_utterances_share_them_in_as_many_batches_each(eight
         assert sorted(len(dataset[cuts, 1].texts) for (cuts,) in ranks) == [0] * 3 + [1] * 8
 
 
-def test_what_is_left_at_the_end_of_an_epoch_fits_on_each_device_as_well(eight, tmp_path):
+@pytest.fixture
+def of(eight, tmp_path):
+    """Data of recordings of these durations, in seconds, in batches of up to 300 s."""
     data = fitted(options(eight, tmp_path, f"data.train=[{eight}]", f"data.dev=[{eight}]"))
-    durations = np.random.default_rng(1).exponential(5, 300).clip(0.1, 30).round(2).tolist()
-    cuts = CutSet.from_cuts(fastcopy(data.dev_cuts[0], id=str(i), duration=s) for i, s in enumerate(durations))
-    data.train_cuts = data.dev_cuts = cuts
-    data.batch_seconds, data.buckets = 300.0, make_buckets(durations, 300.0)
+
+    def of(durations: list[float]):
+        cuts = (fastcopy(data.dev_cuts[0], id=str(i), duration=seconds) for i, seconds in enumerate(durations))
+        data.train_cuts = data.dev_cuts = CutSet.from_cuts(cuts)
+        data.batch_seconds, data.buckets = 300.0, make_buckets(durations, 300.0)
+        return data
+
+    return of
+
+
+def test_what_is_left_at_the_end_of_an_epoch_fits_on_each_device_as_well(of):
+    data = of(np.random.default_rng(1).exponential(5, 300).clip(0.1, 30).round(2).tolist())
     for sampler in (data._train_sampler, data._dev_sampler):
         ranks = [list(sampler(world_size=8, rank=rank)) for rank in range(8)]
         assert len({len(batches) for batches in ranks}) == 1
-        assert sorted(cut.id for batches in ranks for batch in batches for cut in batch) == sorted(
-            cut.id for cut in cuts
-        )
-        for batch in (batch for batches in ranks for batch in batches if len(batch)):
+        together = [batch for batches in ranks for batch in batches]
+        assert sorted(cut.id for batch in together for cut in batch) == sorted(cut.id for cut in data.train_cuts)
+        for batch in filter(len, together):
             longest = max(cut.duration for cut in batch)
             assert len(batch) * longest <= 300
             if sampler == data._train_sampler:
                 assert len(batch) <= next(bucket.utterances for bucket in data.buckets if bucket.seconds >= longest)
+
+
+def test_a_recording_that_is_a_batch_by_itself_is_not_halved_in_place_of_others(of):
+    sampler = of([300.0, *[2.0] * 10])._dev_sampler
+    assert sorted(len(batch) for rank in range(3) for batch in sampler(world_size=3, rank=rank)) == [1, 5, 5]
