@@ -97,8 +97,7 @@ def test_an_update_that_does_not_divide_is_as_near_as_batches_allow(longest, bat
 
 @pytest.fixture
 def data(corpus, tmp_path) -> SpeechData:
-    data = fitted(options(corpus, tmp_path, "data.speeds=[1.0]"))
-    return data
+    return fitted(options(corpus, tmp_path, "data.speeds=[1.0]"))
 
 
 def test_the_batches_of_a_bucket_have_one_shape(data):
