@@ -108,7 +108,8 @@ def import_model(
             return _from_hugging_face(source, vocabulary, wanted)
         return _from_openai(source, vocabulary, wanted)
     except FileNotFoundError as error:
-        raise ModelError(f"{source}: {error.filename or WEIGHTS} is missing") from None
+        there = f"{error.filename or WEIGHTS} is missing" if source.exists() else "no such file or folder"
+        raise ModelError(f"{source}: {there}") from None
     except pickle.UnpicklingError:  # torch's own message advises unsafe loading
         raise ModelError(f"{source}: cannot be imported (not a checkpoint of weights alone)") from None
     except ModelError:
