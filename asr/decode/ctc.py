@@ -136,9 +136,10 @@ class CTCPrefixScorer:
         total = state.total.masked_fill(t > self.lens[:, None, None], LOG_ZERO)  # whatever is heard in the padding
         best = total.amax(dim=2, keepdim=True)
         possible = best[:, :, 0] > LOG_ZERO  # the others do not hold the window up
-        arrived = (total >= best - FAR).byte().argmax(dim=2) + self.begin  # the first such t
+        near = total >= best - FAR
+        arrived = near.byte().argmax(dim=2) + self.begin  # the first such t
         hindmost = arrived.where(possible, self.end).amin(dim=1)
-        stands = ((total >= best - FAR) * t).amax(dim=2)  # the last such t
+        stands = (near * t).amax(dim=2)  # the last such t
         foremost = stands.where(possible, self.begin).amax(dim=1)
         ahead = (self.unheard <= self.unheard.gather(1, foremost[:, None]) + FAR * steps).sum(dim=1)
         bounds = hindmost.amin() - 1, torch.minimum(ahead, self.lens).amax()

@@ -87,7 +87,8 @@ class Dealer(CutSampler):
         while len(batches) < self.world_size:
             longest = max(batches, key=lambda batch: (len(batch) > 1, sum(cut.duration for cut in batch)))
             batches.remove(longest)
-            batches += CutSet.from_cuts(list(longest)[::2]), CutSet.from_cuts(list(longest)[1::2])
+            cuts = list(longest)
+            batches += CutSet.from_cuts(cuts[::2]), CutSet.from_cuts(cuts[1::2])
         return batches[self.rank]
 
 

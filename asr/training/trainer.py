@@ -52,6 +52,9 @@ def begin(config: RunConfig) -> Path | None:
         raise ValueError("precision=16-mixed is for a GPU: on a CPU take bf16-mixed or 32-true")
     _cluster(config)  # checked before anything is read: it may not fit
     last = checkpoint_of(config)
+    if not last:  # the best epochs of a training that died before its first one would be averaged
+        for best in best_checkpoints(Path(config.out)):
+            best.unlink(missing_ok=True)
     if torch.cuda.is_available():
         leave_out_cudnn()
     else:
@@ -61,8 +64,7 @@ def begin(config: RunConfig) -> Path | None:
 
 
 def checkpoint_of(config: RunConfig) -> Path | None:
-    """The checkpoint from which the training in `config.out` continues, None at its start. If the training died before
-    its first one and is resumed, what it has saved of its best epochs is removed, or it would be averaged.
+    """The checkpoint from which the training in `config.out` continues, None at its start.
 
     Raises FileExistsError if `config.out` holds a training that is not to be resumed, ValueError if the training cannot
     continue as `config` says."""
@@ -82,13 +84,11 @@ def checkpoint_of(config: RunConfig) -> Path | None:
                 " fsdp keeps the optimiser's state in another order"
             )
         return last
-    for best in best_checkpoints(Path(config.out)):
-        if not config.resume:
-            raise FileExistsError(
-                f"{best} is of a training that ended before its first last.ckpt: move it away, choose another out=,"
-                " or start again with resume=true, which removes it"
-            )
-        best.unlink(missing_ok=True)
+    if not config.resume and (left := best_checkpoints(Path(config.out))):
+        raise FileExistsError(
+            f"{left[0]} is of a training that ended before its first last.ckpt: move it away, choose another out=,"
+            " or start again with resume=true, which removes it"
+        )
     return None
 
 
