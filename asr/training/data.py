@@ -300,7 +300,7 @@ def _normalized(cuts: CutSet, normalizer: str, unasked: str = "") -> CutSet:
     for cut in cuts:
         said = cut.supervisions[0].text or ""
         written = cut.supervisions[0].text = normalize(said)
-        if unasked and any(c.isalnum() and c.lower() not in written for c in said):
+        if unasked and any(c.isalnum() and c.lower() not in written for c in set(said)):
             changed.append((said, written))
         if input_kind(cut) == "text":
             cut.custom["source"] = normalize(cut.custom["source"])
