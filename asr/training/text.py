@@ -7,8 +7,10 @@ import logging
 import lzma
 import random
 import zlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from heapq import heappop, heappush
 from pathlib import Path
 
 import numpy as np
@@ -44,24 +46,27 @@ class TextData(ResumableData):
         if longest is not None and longest < config.max_tokens:
             self.most, self.limit = longest, f"the {longest} tokens that model.max_positions has room for"
         self.encode, self.lacks_some = tokenizer.encode, tokenizer.lacks_some
-        texts, said, dev = (
-            [text for line in lines if (text := normalize(line))]
-            for lines in (lines_of(config.train), transcripts_of(config.transcripts), lines_of(config.dev))
-        )
-        if not config.dev:
-            dev, texts = self._held_out(texts)
-            if texts and not dev:
-                raise ValueError("data.train has too few lines for one to be held out: data.dev names a text")
-        self.train_lines = self._encoded(config.train, self._passages(texts))
-        self.train_lines += self._encoded(config.transcripts, said)
-        self.dev_lines = self._encoded(config.dev or config.train, dev)
+        self.train_lines, self.dev_lines = Lines(len(tokenizer)), Lines(len(tokenizer))
+
+        def normalized(lines: Iterable[str]) -> Iterator[str]:
+            return (text for line in lines if (text := normalize(line)))
+
+        texts, held_out = normalized(lines_of(config.train)), []
+        self._add(self.train_lines, config.train, self._passages(texts if config.dev else self._rest(texts, held_out)))
+        if config.dev:
+            self._add(self.dev_lines, config.dev, normalized(lines_of(config.dev)))
+        elif self.train_lines and not held_out:
+            raise ValueError("data.train has too few lines for one to be held out: data.dev names a text")
+        else:
+            self._add(self.dev_lines, config.train, (text for *_, text in sorted(held_out, reverse=True)))
+        self._add(self.train_lines, config.transcripts, normalized(transcripts_of(config.transcripts)))
         if not self.train_lines or not self.dev_lines:
             raise ValueError(f"data.train and data.dev: no line with text of up to {self.limit}")
 
     @cached_property
     def tokens(self) -> int:
         """The number of tokens in the training text, the end of each line included."""
-        return sum(len(line) + 1 for line in self.train_lines)
+        return int((self.train_lines.lens + 1).sum())
 
     def updates_per_epoch(self, world_size: int) -> int:
         """The number of updates that the processes make together in an epoch."""
@@ -69,28 +74,32 @@ class TextData(ResumableData):
 
     def train_dataloader(self) -> DataLoader:
         batches = self._train_batches(self.trainer.global_rank, self.trainer.world_size)
-        return DataLoader(Lines(self.train_lines), sampler=self.resumable(batches), batch_size=None)
+        return DataLoader(TextDataset(self.train_lines), sampler=self.resumable(batches), batch_size=None)
 
     def batches_by(self) -> list[float]:
         return [len(self.train_lines), self.tokens, self.config.batch_tokens]
 
     def dev_set(self) -> list[float]:
-        return [len(self.dev_lines), sum(map(len, self.dev_lines))]
+        return [len(self.dev_lines), int(self.dev_lines.lens.sum())]
 
     def _train_batches(self, rank: int, world_size: int) -> Batches:
-        return Batches(self.train_lines, self.config.batch_tokens // world_size, self.seed, rank, world_size)
+        return Batches(self.train_lines.lens, self.config.batch_tokens // world_size, self.seed, rank, world_size)
 
     def val_dataloader(self) -> DataLoader:
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        batches = Batches(self.dev_lines, self.config.batch_tokens, None, rank, world_size)
-        return DataLoader(Lines(self.dev_lines), sampler=Resumable(batches), batch_size=None)
+        batches = Batches(self.dev_lines.lens, self.config.batch_tokens, None, rank, world_size)
+        return DataLoader(TextDataset(self.dev_lines), sampler=Resumable(batches), batch_size=None)
 
-    def _held_out(self, texts: list[str]) -> tuple[list[str], list[str]]:
-        """Some of the texts, and the rest. They are chosen by their hashes: most stay held out when texts are added."""
-        size = min(self.config.held_out, len(texts) // 2)
-        order = sorted(range(len(texts)), key=lambda i: zlib.crc32(f"{self.seed} {texts[i]}".encode()))
-        chosen = set(order[:size])
-        return [texts[i] for i in order[:size]], [text for i, text in enumerate(texts) if i not in chosen]
+    def _rest(self, texts: Iterable[str], held_out: list[tuple[int, int, str]]) -> Iterator[str]:
+        """The texts that are not in `held_out` in the end. They are chosen by their hashes: most stay held out when
+        texts are added."""
+        count = 0
+        for count, text in enumerate(texts, 1):
+            heappush(held_out, (-zlib.crc32(f"{self.seed} {text}".encode()), -count, text))
+            if len(held_out) > self.config.held_out:
+                yield heappop(held_out)[-1]
+        while len(held_out) > count // 2:
+            yield heappop(held_out)[-1]
 
     def _passages(self, texts: Iterable[str]) -> Iterator[str]:
         """The texts, each joined to the one before with probability `TextConfig.joined` if the result fits."""
@@ -106,38 +115,64 @@ class TextData(ResumableData):
         if passage:
             yield passage
 
-    def _encoded(self, paths: Sequence[str], texts: Iterable[str]) -> list[np.ndarray]:
-        """The token ids of the texts that come from `paths`."""
-        lines, strange, total = [], [], 0
+    def _add(self, lines: Lines, paths: Sequence[str], texts: Iterable[str]) -> None:
+        """Adds the texts, which come from `paths`, to `lines`."""
+        total, longer, strange, example = 0, 0, 0, ""
         for text in texts:
             ids, total = self.encode(text), total + 1
             if self.lacks_some(ids):
-                strange.append(text)
+                strange, example = strange + 1, example or text
             if len(ids) <= self.most:
-                lines.append(np.array(ids, np.int32))
-        if len(lines) < total:
-            longer = f"{total - len(lines)} of {total} lines have more than {self.limit} and are left out"
-            logger.warning("%s: %s", ", ".join(paths), longer)
+                lines.append(ids)
+            else:
+                longer += 1
+        if longer:
+            logger.warning(
+                "%s: %d of %d lines have more than %s and are left out", ", ".join(paths), longer, total, self.limit
+            )
         if strange:
             logger.warning(
                 "%s: %d of %d lines have characters that the tokenizer cannot write, as in %r: the language model "
                 "learns to write U+FFFD there",
                 ", ".join(paths),
-                len(strange),
+                strange,
                 total,
-                strange[0],
+                example,
             )
-        return lines
 
 
-class Lines(Dataset):
+class Lines(Sequence[np.ndarray]):
+    """Lines as token ids, all in one array: an object for each of millions of lines takes several times the memory."""
+
+    def __init__(self, vocab_size: int):
+        self._tokens = array("H" if vocab_size <= 2**16 else "I")
+        self._ends = array("q", [0])
+
+    def append(self, ids: Sequence[int]) -> None:
+        self._tokens.extend(ids)
+        self._ends.append(len(self._tokens))
+
+    @property
+    def lens(self) -> np.ndarray:
+        """The number of tokens of each line."""
+        return np.diff(np.frombuffer(self._ends, np.int64))
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        tokens = np.frombuffer(self._tokens, self._tokens.typecode)
+        return tokens[self._ends[i] : self._ends[i + 1]].astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+
+class TextDataset(Dataset):
     """Turns the line indices of a batch into Y `(B, U)` and Y_lens `(B,)`."""
 
-    def __init__(self, lines: list[np.ndarray]):
+    def __init__(self, lines: Sequence[np.ndarray]):
         self.lines = lines
 
     def __getitem__(self, batch: tuple[list[int], int]) -> tuple[Tensor, Tensor]:
-        labels = [torch.from_numpy(self.lines[i]).long() for i in batch[0]]
+        labels = [torch.from_numpy(self.lines[i]) for i in batch[0]]
         if not labels:
             return torch.zeros(0, 0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
         return pad_sequence(labels, batch_first=True), torch.tensor([len(line) for line in labels])
@@ -148,10 +183,9 @@ class Batches(Sampler[list[int]]):
     sorted by length, always the same. Each of `world_size` processes has every `world_size`-th batch, and all have
     equally many: a shuffled epoch omits its last few for that, a sorted one is filled up with empty batches."""
 
-    def __init__(
-        self, lines: Sequence[np.ndarray], batch_tokens: int, seed: int | None, rank: int = 0, world_size: int = 1
-    ):
-        self.sizes = np.array([len(line) + 1 for line in lines])
+    def __init__(self, lens: np.ndarray, batch_tokens: int, seed: int | None, rank: int = 0, world_size: int = 1):
+        """`lens`: the number of tokens of each line."""
+        self.sizes = lens + 1
         self.batch_tokens = batch_tokens
         self.seed = seed
         self.rank, self.world_size = rank, world_size
@@ -163,11 +197,12 @@ class Batches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         batches = self._batches()
         if self.seed is None:
-            batches += [[]] * (-len(batches) % self.world_size)
+            batches += [np.zeros(0, np.int64)] * (-len(batches) % self.world_size)
         whole = len(batches) - len(batches) % self.world_size
-        yield from batches[self.rank : whole : self.world_size]
+        for batch in batches[self.rank : whole : self.world_size]:
+            yield batch.tolist()
 
-    def _batches(self) -> list[list[int]]:
+    def _batches(self) -> list[np.ndarray]:
         if self.seed is None:
             return self._cut(np.argsort(self.sizes, kind="stable"))
         rng = np.random.default_rng((self.seed, self.epoch))
@@ -180,13 +215,15 @@ class Batches(Sampler[list[int]]):
         rng.shuffle(batches)
         return batches
 
-    def _cut(self, order: np.ndarray) -> list[list[int]]:
-        """Cuts `order` into consecutive batches, as large as allowed; the last line of a batch is its longest."""
-        batches: list[list[int]] = [[]]
-        for i in order.tolist():
-            if batches[-1] and (len(batches[-1]) + 1) * self.sizes[i] > self.batch_tokens:
-                batches.append([])
-            batches[-1].append(i)
+    def _cut(self, order: np.ndarray) -> list[np.ndarray]:
+        """Cuts `order`, by length, into consecutive batches, as large as allowed."""
+        sizes, batches, first = self.sizes[order], [], 0
+        while first < len(order):
+            some = sizes[first : first + max(1, self.batch_tokens // sizes[first])]
+            padded = some * np.arange(1, len(some) + 1)
+            end = first + max(1, int(np.searchsorted(padded, self.batch_tokens, side="right")))
+            batches.append(order[first:end])
+            first = end
         return batches
 
 

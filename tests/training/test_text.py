@@ -9,39 +9,39 @@ from asr.audio.reading import SAMPLE_RATE
 from asr.text.normalizer import english, get_normalizer
 from asr.text.tokenizer import CharTokenizer
 from asr.training.config import TextConfig
-from asr.training.text import Batches, Lines, TextData, lines_of
+from asr.training.text import Batches, Lines, TextData, TextDataset, lines_of
 from tests.conftest import LETTERS
 
-LINES = [np.arange(n) for n in np.random.default_rng(0).integers(1, 40, 500)]
+LENS = np.random.default_rng(0).integers(1, 40, 500)
 
 
 def test_every_line_comes_once_an_epoch_in_batches_of_the_size_asked_for():
-    batches = Batches(LINES, 200, seed=1)
+    batches = Batches(LENS, 200, seed=1)
     for epoch in range(2):
         batches.set_epoch(epoch)
         found = list(batches)
         assert sorted(i for batch in found for i in batch) == list(range(500))
-        assert all(len(batch) * (max(len(LINES[i]) for i in batch) + 1) <= 200 for batch in found)
+        assert all(len(batch) * (max(LENS[i] for i in batch) + 1) <= 200 for batch in found)
 
 
 def test_epochs_differ_and_a_seed_repeats_them():
-    first, again, second = (Batches(LINES, 200, seed=1) for _ in range(3))
+    first, again, second = (Batches(LENS, 200, seed=1) for _ in range(3))
     second.set_epoch(1)
     assert list(first) == list(again) != list(second)
-    longest = [max(len(LINES[i]) for i in batch) for batch in first]
+    longest = [max(LENS[i] for i in batch) for batch in first]
     assert longest != sorted(longest)
 
 
 @pytest.mark.parametrize("seed", [1, None])
 def test_padding_is_little(seed):
-    found = list(Batches(LINES, 400, seed))
-    padded = sum(len(batch) * (max(len(LINES[i]) for i in batch) + 1) for batch in found)
-    assert padded < 1.1 * sum(len(line) + 1 for line in LINES)
+    found = list(Batches(LENS, 400, seed))
+    padded = sum(len(batch) * (max(LENS[i] for i in batch) + 1) for batch in found)
+    assert padded < 1.1 * sum(LENS + 1)
 
 
 def test_processes_share_the_batches():
-    whole = list(Batches(LINES, 200, 1))
-    parts = [list(Batches(LINES, 200, 1, rank, 3)) for rank in range(3)]
+    whole = list(Batches(LENS, 200, 1))
+    parts = [list(Batches(LENS, 200, 1, rank, 3)) for rank in range(3)]
     assert len({len(part) for part in parts}) == 1
     shared = [batch for group in zip(*parts, strict=True) for batch in group]
     assert shared == whole[: len(shared)] and len(whole) - len(shared) < 3
@@ -49,10 +49,21 @@ def test_processes_share_the_batches():
 
 def test_processes_share_all_of_a_dev_set_however_few_its_batches_are():
     for world_size in (3, 100):
-        parts = [list(Batches(LINES, 2000, None, rank, world_size)) for rank in range(world_size)]
+        parts = [list(Batches(LENS, 2000, None, rank, world_size)) for rank in range(world_size)]
         assert len({len(part) for part in parts}) == 1
         assert sorted(i for part in parts for batch in part for i in batch) == list(range(500))
-    assert [tensor.numel() for tensor in Lines(LINES)[[], 0]] == [0, 0]
+    assert [tensor.numel() for tensor in TextDataset([])[[], 0]] == [0, 0]
+
+
+@pytest.mark.parametrize("vocab_size", [2**16, 2**16 + 1])
+def test_lines_are_kept_as_they_were_added(vocab_size):
+    lines = Lines(vocab_size)
+    for line in ([0, vocab_size - 1], [], [1]):
+        lines.append(line)
+    assert [line.tolist() for line in lines] == [[0, vocab_size - 1], [], [1]]
+    assert lines.lens.tolist() == [2, 0, 1]
+    Y, Y_lens = TextDataset(lines)[[0, 2], 7]
+    assert Y.tolist() == [[0, vocab_size - 1], [1, 0]] and Y_lens.tolist() == [2, 1]
 
 
 def test_an_update_of_several_processes_has_as_many_tokens_as_that_of_one(tmp_path):
