@@ -100,6 +100,9 @@ def test_what_is_no_sound_is_said(server, files):
         "error": {"message": "a.txt: this is text, not audio", "type": "invalid_request_error"},
         "text": "",
     }
+    nothing = {"file": ("", b"")}  # what a browser sends for a form in which no file was chosen
+    answer = requests.post(f"{server}/v1/audio/transcriptions", files=nothing, timeout=60)
+    assert answer.json()["error"]["message"] == "<file>: the file is empty"
 
 
 def test_of_a_damaged_file_what_comes_before_is_not_lost(server, files):

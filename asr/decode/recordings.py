@@ -27,7 +27,7 @@ def name_of(recording: Recording) -> str:
     if isinstance(recording, bytes):
         return "<bytes>"
     if hasattr(recording, "read"):
-        name = getattr(recording, "name", "<file>")
+        name = getattr(recording, "name", "") or "<file>"  # an upload may have an empty one
         return printable(name) if isinstance(name, str | bytes) else str(name)
     if not isinstance(recording, str | os.PathLike):
         raise TypeError(f"a recording is a path, bytes, a file, an array or a tensor, not {type(recording).__name__}")
