@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from asr.audio.reading import SAMPLE_RATE, read_audio
+from asr.decode import Segment
 from asr.decode.listening import Heard
-from asr.listen import _on_terminal, _read
+from asr.listen import _as_json, _on_terminal, _read
 from asr.resources import resource
 from tests.test_commands import call
 
@@ -70,6 +71,13 @@ def test_json_has_drafts_and_segments_with_times(listening):
     segments = [each for each in map(json.loads, out.splitlines()) if each["type"] == "segment"]
     assert [segment["text"] for segment in segments] == [CORNER, GLASS]
     assert segments[1]["words"][0]["start"] == pytest.approx(segments[1]["start"], abs=0.4)
+
+
+def test_a_draft_is_taken_back_if_it_was_no_word_and_replaced_by_the_segment_if_it_was(capsys):
+    for heard in (Heard(start=0.5, tentative="cough"), Heard(), Heard([Segment(2.0, 3.0, "a man", 0.0)])):
+        _as_json(heard)
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["type"], each["start"]) for each in told] == [("draft", 0.5), ("draft", None), ("segment", 2.0)]
 
 
 def test_other_rates_are_heard_as_well(listening):

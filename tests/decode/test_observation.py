@@ -17,6 +17,7 @@ from asr.model.transformer import Transformer
 from asr.resources import resource
 from asr.text.tokenizer import CharTokenizer
 from tests.conftest import LETTERS
+from tests.kinds import MODELS, TINY
 
 
 @pytest.fixture(scope="module")
@@ -144,4 +145,13 @@ def test_without_ctc_words_lie_where_the_decoder_looks(tiny_config):
     observation = observe(recognizer, sound)
     assert observation.ctc is None
     assert observation.positions.shape[1] == config.key_dim // 2
-    assert all(word.start >= 0 and word.end <= observation.length + 0.1 for word in observation.words)
+    assert all(0 <= word.start < word.end <= observation.length + 0.1 for word in observation.words)
+
+
+def test_of_a_text_it_says_which_tokens_were_read():
+    config, fields = MODELS["of text"]
+    model = SpeechModel(config, Transformer(replace(TINY, **fields)), CharTokenizer(LETTERS)).eval()
+    tokens = np.array(model.tokenizer.encode("a b"))
+    observation = observe(Recognizer(model, precision="float32"), tokens)
+    assert observation.source == ["a", "\u2423", "b"] and observation.features.tolist() == tokens.tolist()
+    assert observation.unit == "tokens" and observation.length == 3 and observation.frames == (0, 3)
