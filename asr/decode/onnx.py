@@ -26,6 +26,7 @@ from asr.decode.alignment import frame_times
 from asr.decode.ctc import hears_something
 from asr.decode.graphs import DecoderGraph, EncoderGraph, takes
 from asr.decode.recognizer import Recognizer
+from asr.decode.recordings import random_inputs
 from asr.text.loading import save_tokenizer
 from asr.text.tokenizer import BLANK, SPECIALS, UNK
 
@@ -119,7 +120,7 @@ def _write_graphs(recognizer: Recognizer, folder: Path) -> None:
     model = recognizer.model
     encoder, decoder = EncoderGraph(model).eval(), DecoderGraph(model).eval()
     B, N, W, S, M = map(torch.export.Dim, "BNWSM")
-    sounds = _graph_inputs(recognizer, _noise(recognizer, [1.5, 1.2]))
+    sounds = _graph_inputs(recognizer, random_inputs(recognizer, [1.5, 1.2]))
     axes = {SOURCE[encoder.takes]: {0: B, 1: N}, "lens": {0: B}}
     outputs = ["memory_lens", "cross_keys", "cross_values", *(["ctc_log_probs"] if model.transformer.ctc else [])]
     _write(folder / ENCODER, encoder, sounds, axes, outputs)
@@ -198,7 +199,7 @@ def difference(
     the graphs were made with, and hypotheses that change places; infinity if the lengths differ."""
     transformer, found = recognizer.model.transformer, []
     for seconds in ([0.9, 2.0, 1.4], [0.05]):
-        inputs = _noise(recognizer, seconds)
+        inputs = random_inputs(recognizer, seconds)
         memory, lens = recognizer.encode(inputs)
         heard, keys, values, *ctc = encoder(*_graph_inputs(recognizer, inputs))
         (L, B, H), W, expected = keys.shape[:3], 2, lens
@@ -217,16 +218,6 @@ def difference(
             found.append(ours - theirs)
             state, hidden = state.reorder(parents), hidden[torch.arange(B)[:, None], parents]
     return float(torch.cat([x.abs().flatten() for x in found]).max())  # NaN if any is
-
-
-def _noise(recognizer: Recognizer, seconds: list[float]) -> list[np.ndarray]:
-    """A batch of random inputs for the recogniser."""
-    rng, config = np.random.default_rng(0), recognizer.model.transformer.config
-    lens = [round(length * recognizer.rate) for length in seconds]
-    if recognizer.takes == "text":
-        return [rng.integers(config.vocab_size, size=size) for size in lens]
-    width = [config.input_dim] if recognizer.takes == "matrix" else []
-    return [rng.normal(0, 0.1, (size, *width)).astype(np.float32) for size in lens]
 
 
 def _graph_inputs(recognizer: Recognizer, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from torch import Tensor
 
 from asr.audio.matrices import as_matrix, read_matrix
 from asr.audio.reading import LOUDEST, AudioError, printable, stream_audio
+
+if TYPE_CHECKING:
+    from asr.decode.recognizer import Recognizer
 
 Recording = str | os.PathLike | bytes | BinaryIO | np.ndarray | Tensor
 
@@ -83,3 +86,13 @@ def _array(recording: np.ndarray | Tensor) -> np.ndarray:
         return np.asarray(recording)  # for a masked array, the data under the mask
     recording = recording.detach().cpu()
     return (recording.float() if recording.is_floating_point() else recording).numpy()
+
+
+def random_inputs(recognizer: Recognizer, seconds: list[float]) -> list[np.ndarray]:
+    """A batch of so many seconds of noise, of random frames or of random tokens, as `Recognizer.recognize` takes it."""
+    rng, config = np.random.default_rng(0), recognizer.model.transformer.config
+    lens = [round(length * recognizer.rate) for length in seconds]
+    if recognizer.takes == "text":
+        return [rng.integers(config.vocab_size, size=size) for size in lens]
+    width = [config.input_dim] if recognizer.takes == "matrix" else []
+    return [rng.normal(0, 0.1, (size, *width)).astype(np.float32) for size in lens]

@@ -15,7 +15,7 @@ import numpy as np
 from asr.audio.reading import AudioError
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.recognizer import Recognizer
-from asr.decode.recordings import Recording, name_of
+from asr.decode.recordings import Recording, name_of, random_inputs
 from asr.decode.segments import Piece
 from asr.decode.transcript import Job, Transcript
 from asr.heap import return_freed_blocks
@@ -94,18 +94,11 @@ class SharedRecognizer:
         return [call.found.result() for call in calls]
 
     def works(self) -> bool:
-        """Whether decoding works; if the last one failed, a second of noise is tried first."""
+        """Whether decoding works; if the last one failed, a random second is tried first."""
         if self._fails:
             with contextlib.suppress(Exception):
-                self.transcribe(self._probe())
+                self.recognize(self.recognizer, random_inputs(self.recognizer, [1.0]))
         return not self._fails
-
-    def _probe(self) -> np.ndarray | str:
-        """A second of noise, of random frames or a letter, as the model reads it."""
-        if self.recognizer.takes == "text":
-            return "a"
-        width = [self.recognizer.model.front_end.config.dim] if self.recognizer.takes == "matrix" else []
-        return np.random.default_rng(0).normal(0, 0.1, [round(self.recognizer.rate), *width]).astype(np.float32)
 
     def _ask(self, calls: list[Call]) -> None:
         with self._changed:
