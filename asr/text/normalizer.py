@@ -66,7 +66,7 @@ def neutral(text: str) -> str:
     spaces."""
     text = unicodedata.normalize("NFKC", text.translate(_TIDY)).lower()
     text = "".join(c if c in _INSIDE or unicodedata.category(c)[0] in "LMN" else " " for c in text)
-    text = re.sub(rf"(?<!\w)'|'(?!\w)|(?<!\S)[{_JOINERS}]+", " ", text)
+    text = re.sub(rf"(?:(?<!\w)'|'(?!\w)|(?<!\S))[{_JOINERS}]*", " ", text)
     return " ".join(text.split())
 
 

@@ -68,6 +68,7 @@ def test_neutral_keeps_joiners_within_words(word):
 
 def test_neutral_drops_what_is_not_seen():
     assert neutral("Wör\u00adter \u200dund\u200bmehr \u200d \u202bא") == "wörter und mehr א"
+    assert neutral("'کتاب'\u200cها") == "کتاب ها"
 
 
 def test_neutral_leaves_nothing_of_emoji():
