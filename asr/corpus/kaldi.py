@@ -23,11 +23,12 @@ def read_kaldi(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
     """The utterances of a data directory; one without text, or whose audio a command makes, has a fault. Files are
     looked up from the working directory and from the folders above the data directory. Raises ValueError for an invalid
     line of `segments`, and if `text` is missing."""
-    sources = _table(folder / "wav.scp")
-    texts = _table(folder / "text") if transcribed else {}
-    speakers = _table(folder / "utt2spk", needed=False)
-    whole = {name: f"{name} 0 -1" for name in sources}  # to the end
-    for name, place in (_table(folder / "segments", needed=False) or whole).items():
+    recordings = _rows(folder / "wav.scp")
+    sources = dict(recordings)
+    texts = dict(_rows(folder / "text")) if transcribed else {}
+    speakers = dict(_rows(folder / "utt2spk", needed=False))
+    whole = [(name, f"{name} 0 -1") for name, _ in recordings]  # to the end
+    for name, place in _rows(folder / "segments", needed=False) or whole:
         try:
             recording, begin, end = place.split()
             begin, end = float(begin), float(end)
@@ -40,8 +41,8 @@ def read_kaldi(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
         fault = None
         if end == math.inf or not 0 <= begin < (math.inf if end == -1 else end):
             fault = f"it begins at {begin} and ends at {end}"
-        elif recording not in sources:
-            fault = f"wav.scp has no {recording}"
+        elif not source:
+            fault = f"wav.scp has no file of {recording}"
         elif source.endswith("|"):
             fault = f"its sound is made by a command, {source!r}: write it to a file first"
         elif transcribed and name not in texts:
@@ -50,12 +51,12 @@ def read_kaldi(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
         yield Utterance(name, path, texts.get(name, ""), speakers.get(name, ""), duration, begin, fault=fault)
 
 
-def _table(path: Path, needed: bool = True) -> dict[str, str]:
-    """Maps the first word of each line to the rest; empty if the file is missing and not `needed`."""
+def _rows(path: Path, needed: bool = True) -> list[tuple[str, str]]:
+    """The first word of each line and the rest; empty if the file is missing and not `needed`."""
     if not needed and not path.is_file():
-        return {}
+        return []
     rows = (line.strip().partition(" ") for line in (line.replace("\t", " ") for line in read_lines(path)))
-    return {name: rest.strip() for name, _, rest in rows if name}
+    return [(name, rest.strip()) for name, _, rest in rows if name]
 
 
 def _found(source: str, folder: Path) -> Path:

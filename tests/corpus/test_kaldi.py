@@ -80,7 +80,15 @@ def test_a_segment_that_is_none_is_named(data, line):
 def test_a_segment_of_no_recording_is_left_out(data, caplog):
     folder = data(text="a-1 ONE\nx-1 TWO\n", segments="a-1 a 0 1\nx-1 x 0 1\n")
     assert [cut.id for cut in open_corpus(folder)] == ["a-1"]
-    assert "left out x-1: wav.scp has no x" in caplog.text
+    assert "left out x-1: wav.scp has no file of x" in caplog.text
+
+
+@pytest.mark.parametrize("segments", ["a a 0 1\na a 1 2\n", ""])
+def test_a_name_that_is_there_twice_is_reported(data, caplog, segments):
+    folder = data(wav_scp="a downloads/a.flac\na downloads/b.flac\nb\n", text="a ONE\nb TWO\n", segments=segments)
+    assert [cut.id for cut in open_corpus(folder)] == ["a"]
+    assert "left out a: another one has the same name" in caplog.text
+    assert segments or "left out b: wav.scp has no file of b" in caplog.text
 
 
 def test_a_segment_without_an_end_is_left_out(data, caplog):
