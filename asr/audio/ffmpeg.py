@@ -118,6 +118,8 @@ def _duration(container: InputContainer) -> float | None:
     stream: AudioStream = container.streams.audio[0]
     if container.format.name.startswith("mov"):
         return None if stream.duration is None else float(stream.duration * stream.time_base)
+    if container.format.name == "caf":  # whose stream.duration is that of what is left of a copy
+        return float(stream.frames * stream.time_base) or None
     is_told = (
         container.format.name.startswith("matroska") and stream.duration is None and container.duration is not None
     )

@@ -106,9 +106,9 @@ def test_a_guess_at_the_length_of_what_was_written_to_a_pipe_is_not_believed(tmp
     assert read_duration(tmp_path / "a.mkv") == pytest.approx(6, abs=0.01)
 
 
-@pytest.mark.parametrize("form", ["webm", "mkv"])
-def test_a_copy_that_was_interrupted_is_read_up_to_there(tmp_path, sides, form):
-    path = encode(tmp_path / f"a.{form}", "libopus", sides)
+@pytest.mark.parametrize(("form", "codec"), [("webm", "libopus"), ("mkv", "libopus"), ("caf", "pcm_s16le")])
+def test_a_copy_that_was_interrupted_is_read_up_to_there(tmp_path, sides, form, codec):
+    path = encode(tmp_path / f"a.{form}", codec, sides)
     path.write_bytes(path.read_bytes()[: int(0.6 * path.stat().st_size)])
     heard = 0
     with pytest.raises(AudioError, match=r"cut off, the last 2\.\d s are missing"):
