@@ -11,7 +11,7 @@ from soundfile import SoundFile
 
 RATES = (100, 10_000_000)  # samples per second; other rates are taken for a damaged header
 UNKNOWN = 2**60  # this many samples or more are in the header of a file that was written to a pipe
-NO_SIZE = 0x7FFF0000  # this many bytes or more are in a RIFF header whose writer could not go back: in a pipe
+NO_SIZE = 0x7F000000  # this many bytes or more are in a 32-bit header whose writer could not go back: in a pipe
 _TABLE = 4096  # bytes in which to look for an MP3's table, or for the tags at its end
 _LONGEST_PAGE = 27 + 255 + 255 * 255  # bytes of an Ogg page
 _TOLERANCE = 0.1  # seconds by which a header may promise too much
@@ -119,20 +119,13 @@ def _ogg_goes_on(file: BinaryIO, name: str) -> bool:
 
 def _check_whole(sound: SoundFile, file: BinaryIO, name: str) -> None:
     """Raises AudioError if a .sph, .aiff, .au, .rf64 or .w64 was cut off."""
-    file.seek(0)
-    head, there = file.read(1024), file.seek(0, os.SEEK_END)
     if sound.format == "NIST":
-        count = re.search(rb"sample_count -i (\d+)", head)
+        file.seek(0)
+        count = re.search(rb"sample_count -i (\d+)", file.read(1024))
         missing = (int(count[1]) if count else 0) - sound.frames
-    elif sound.format == "RF64":  # libsndfile's log says what it found
-        count = re.search(r"'ds64' chunk of (\d+)", sound.extra_info)
-        missing = (int(count[1]) if count else 0) - sound.frames
-    elif sound.format == "W64":
-        align, size = (re.search(rf"{field} *: (\d+)", sound.extra_info) for field in ("Block Align", "data"))
-        missing = (int(size[1]) - 24) // int(align[1]) - sound.frames if align and size else 0
-    else:
-        begin, size = (8, head[4:8]) if sound.format == "AIFF" else (int.from_bytes(head[4:8], "big"), head[8:12])
-        end = begin + int.from_bytes(size, "big")
-        known = head[:4] in (b"FORM", b".snd") and size != b"\xff\xff\xff\xff"
-        missing = (end - there) / max(1, there - begin) * sound.frames if known else 0
+    else:  # libsndfile's log says what it found
+        sizes = re.search(r": (\d+) \(should be (\d+)\)", sound.extra_info)
+        promised, there = map(int, sizes.groups()) if sizes else (0, 1)
+        is_told = promised < NO_SIZE or sound.format in ("RF64", "W64")
+        missing = (promised - there) / max(1, there) * sound.frames if is_told else 0
     check_missing(missing / sound.samplerate, name)

@@ -96,16 +96,28 @@ def test_an_mp3_that_was_copied_in_part_is_named(tmp_path, tone):
         read_audio(tmp_path / "a.mp3")
 
 
-@pytest.mark.parametrize("form", ["NIST", "AIFF", "AU", "RF64", "W64"])
+@pytest.mark.parametrize("form", ["NIST", "AIFF", "AU", "RF64", "W64", "W64 IMA_ADPCM"])
 @pytest.mark.parametrize("channels", [1, 2])
 def test_a_copy_in_part_is_named_where_the_header_says_how_long_it_was(tmp_path, tone, form, channels):
-    soundfile.write(tmp_path / "a", np.stack([tone(10.0)] * channels, axis=1), SAMPLE_RATE, "PCM_16", format=form)
+    form, _, subtype = form.partition(" ")
+    sound = np.stack([tone(10.0)] * channels, axis=1)
+    soundfile.write(tmp_path / "a", sound, SAMPLE_RATE, subtype or "PCM_16", format=form)
     whole = (tmp_path / "a").read_bytes()
-    assert read_duration(tmp_path / "a") == 10.0
+    assert read_duration(tmp_path / "a") == (pytest.approx(10, abs=0.1) if subtype else 10)
     (tmp_path / "a").write_bytes(whole[: len(whole) // 2])
     for read in (read_audio, read_duration):
         with pytest.raises(AudioError, match=r"a: cut off, the last (4\.9|5\.0|5\.1) s are missing"):
             read(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("form", "place", "size"), [("AIFF", 4, 0x7F00002E), ("AIFF", 4, 2**32 - 1), ("AU", 8, 2**32 - 1)]
+)
+def test_a_size_that_was_written_to_a_pipe_is_no_promise(tmp_path, tone, form, place, size):
+    soundfile.write(tmp_path / "a", tone(2.0), SAMPLE_RATE, "PCM_16", format=form)
+    whole = (tmp_path / "a").read_bytes()
+    (tmp_path / "a").write_bytes(whole[:place] + size.to_bytes(4, "big") + whole[place + 4 :])
+    assert read_duration(tmp_path / "a") == len(read_audio(tmp_path / "a")) / SAMPLE_RATE == 2.0
 
 
 @pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
