@@ -140,8 +140,10 @@ def read_lines(source: Source, name: str | None = None) -> Iterator[str]:
 
 
 def write_wav(path: str | os.PathLike, samples: np.ndarray) -> None:
-    """Writes mono float samples `(N,)` at 16 kHz in the format of the file's suffix. If it cannot be written
-    completely, raises OSError naming the file, and leaves none; a file that must not be written stays."""
+    """Writes mono float samples `(N,)` at 16 kHz in the format of the file's suffix, into a folder that is created if
+    missing. If it cannot be written completely, raises OSError naming the file, and leaves none; a file that must not
+    be written stays."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).open("ab").close()
     try:
         soundfile.write(path, within_range(samples), SAMPLE_RATE)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 from lhotse import AudioSource, CutSet, MonoCut
 
 from asr.audio.reading import SAMPLE_RATE, write_wav
@@ -70,17 +69,9 @@ def _copies(cuts: CutSet, folder: Path, written: list[Path]) -> Iterator[MonoCut
     if there:
         raise ValueError(f"--wav {folder}: {there} is there already, and may belong to another corpus")
     for cut, sound in iterate(cuts):
-        written.append(_wav(cut.id, folder))
-        path = _write_wav(cut.id, folder, sound)
+        written.append(path := _wav(cut.id, folder))
+        write_wav(path, sound)
         yield of_file(cut, AudioSource("file", [0], str(path)), len(sound))
-
-
-def _write_wav(name: str, folder: Path, sound: np.ndarray) -> Path:
-    """Writes the audio of an utterance as 16-bit wav at 16 kHz."""
-    path = _wav(name, folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_wav(path, sound)
-    return path
 
 
 def _wav(name: str, folder: Path) -> Path:
@@ -133,7 +124,8 @@ def splice(args: argparse.Namespace) -> None:
         for cut, text, sound in splicing.splice(cuts, args.share, rng, args.copies):
             made[cut.id] += 1
             name = f"{cut.id}-spliced{args.seed}-{made[cut.id]}"
-            path = _write_wav(name, args.wav, sound)
+            path = _wav(name, args.wav)
+            write_wav(path, sound)
             yield Utterance(name, path, text, cut.supervisions[0].speaker, len(sound) / SAMPLE_RATE)
 
     with _removed_where_it_fails([args.wav]):

@@ -23,11 +23,9 @@ def recordings(tmp_path):
     """Folders with two noises, one shorter than the speech, and an impulse response with an echo."""
     draw = np.random.default_rng(0)
     for name, seconds in (("noises/long", 3.0), ("noises/short", 0.2)):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         write_wav(tmp_path / f"{name}.wav", 0.1 * draw.standard_normal(int(seconds * 16000)).astype(np.float32))
     response = np.zeros(1600, np.float32)
     response[[40, 900]] = 0.8, 0.6
-    (tmp_path / "rirs").mkdir()
     write_wav(tmp_path / "rirs" / "hall.wav", response)
     return tmp_path
 
