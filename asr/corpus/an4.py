@@ -15,22 +15,14 @@ _LINE = re.compile(r"^(?:<s>)?\s*(?P<text>.*?)\s*(?:</s>)?\s*\((?P<id>[^()]+)\)\
 
 
 def read_an4(fileids: Path) -> Iterator[Utterance]:
-    """The utterances of one list, `an4/etc/an4_train.fileids` or `an4/etc/an4_test.fileids`."""
+    """The utterances of one list, `an4/etc/an4_train.fileids` or `an4/etc/an4_test.fileids`; one that has no transcript
+    has a fault."""
     transcription = fileids.with_suffix(".transcription")
-    if not transcription.is_file():
-        raise ValueError(f"{fileids}: no {transcription.name} beside it")
-    texts = {}
-    for number, line in enumerate(read_lines(transcription), 1):
-        if not line.strip():
-            continue
-        match = _LINE.match(line)
-        if not match:
-            raise ValueError(f"{transcription}, line {number}: not `TEXT (id)`")
-        texts[match["id"]] = match["text"]
+    texts = {match["id"]: match["text"] for match in map(_LINE.match, read_lines(transcription)) if match}
     for line in " ".join(read_lines(fileids)).split():
         stem = fileids.parent.parent / "wav" / line
         name = stem.name
-        if name not in texts:
-            raise ValueError(f"{transcription}: no transcript of {name}")
-        audio = next((stem.with_name(name + s) for s in SUFFIXES if stem.with_name(name + s).is_file()), None)
-        yield Utterance(name, audio or stem.with_name(name + SUFFIXES[0]), texts[name], speaker=stem.parent.name)
+        paths = [stem.with_name(name + suffix) for suffix in SUFFIXES]
+        path = next(filter(Path.is_file, paths), paths[0])
+        fault = None if name in texts else f"{transcription.name} has no line `TEXT ({name})`"
+        yield Utterance(name, path, texts.get(name, ""), speaker=stem.parent.name, fault=fault)

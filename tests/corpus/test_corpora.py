@@ -52,14 +52,15 @@ def test_librispeechs_folders(tmp_path, tone):
 
 
 @pytest.mark.parametrize("suffix", ["sph", "wav"])
-def test_an4s_folders(tmp_path, tone, suffix):
+def test_an4s_folders(tmp_path, tone, caplog, suffix):
     (tmp_path / "an4" / "etc").mkdir(parents=True)
     write(tmp_path / "an4" / "wav" / "an4_clstk" / "fash" / f"an251-fash-b.{suffix}", tone(1.0))
-    (tmp_path / "an4" / "etc" / "an4_train.fileids").write_text("an4_clstk/fash/an251-fash-b\n")
-    (tmp_path / "an4" / "etc" / "an4_train.transcription").write_text("<s> YES </s> (an251-fash-b)\n")
+    (tmp_path / "an4" / "etc" / "an4_train.fileids").write_text("an4_clstk/fash/an251-fash-b\nother\n")
+    (tmp_path / "an4" / "etc" / "an4_train.transcription").write_text("<s> YES </s> (an251-fash-b)\nNO other\n")
     cuts = open_corpus(tmp_path / "an4" / "etc" / "an4_train.fileids")
     assert summary(cuts) == {"an251-fash-b": ("YES", 1.0)}
     assert next(iter(cuts)).supervisions[0].speaker == "fash"
+    assert "left out other: an4_train.transcription has no line `TEXT (other)`" in caplog.text
 
 
 def test_a_jsonl_manifest(tmp_path, tone):
