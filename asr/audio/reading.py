@@ -209,18 +209,18 @@ def _decode(file: BinaryIO, name: str, begin: int, stop: int | None, channel: in
         if sound.frames >= UNKNOWN:  # libsndfile loses its place in such a file
             yield from by_ffmpeg("the header does not say how long it is.")
             return
-        cut_off = None
+        longer = cut_off = None
         try:
             with undisturbed():
                 longer = goes_on(sound, file, name)
-            if longer:
-                more = "there is more in it than its header says."
-                if importlib.util.find_spec("av"):
-                    yield from by_ffmpeg(more)
-                    return
-                cut_off = AudioError(f"{name}: {more} FFmpeg may read it: pip install '.[av]'")
         except AudioError as error:
             cut_off = error  # raised after what is there
+        if longer:
+            more = "there is more in it than its header says."
+            if importlib.util.find_spec("av"):
+                yield from by_ffmpeg(more)
+                return
+            cut_off = AudioError(f"{name}: {more} FFmpeg may read it: pip install '.[av]'")
         check_rate(sound, name)
         skipped = begin if sound.seekable() else 0
         if skipped:

@@ -1,11 +1,19 @@
 import importlib.util
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
 from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration, stream_audio
+
+
+def set_size(path: Path, size: int) -> None:
+    """Writes a number of bytes of samples into the header of a wav."""
+    whole = path.read_bytes()
+    place = whole.index(b"data") + 4
+    path.write_bytes(whole[:place] + size.to_bytes(4, "little") + whole[place + 4 :])
 
 
 def test_a_header_that_does_not_know_the_length(tmp_path, tone):
@@ -145,9 +153,7 @@ def test_a_part_of_a_flac_that_was_copied_in_part_is_named(tmp_path):
 def test_a_wav_whose_writer_did_not_come_back_to_its_header_is_heard_to_its_end(tmp_path, tone, size):
     """The writer was killed, or wrote to a pipe."""
     soundfile.write(tmp_path / "a.wav", tone(2.0), SAMPLE_RATE, subtype="PCM_16")
-    whole = (tmp_path / "a.wav").read_bytes()
-    place = whole.index(b"data") + 4
-    (tmp_path / "a.wav").write_bytes(whole[:place] + size.to_bytes(4, "little") + whole[place + 4 :])
+    set_size(tmp_path / "a.wav", size)
     assert read_duration(tmp_path / "a.wav") == pytest.approx(2.0, abs=0.01)
     heard = read_audio(tmp_path / "a.wav")
     np.testing.assert_allclose(heard[: 2 * SAMPLE_RATE], tone(2.0)[: len(heard)], atol=1e-3)
@@ -177,14 +183,24 @@ def test_a_chunk_at_an_odd_place_is_no_sound(tmp_path, tone):
 def test_what_a_header_does_not_count_is_left_out_at_the_end_where_ffmpeg_is_missing(tmp_path, tone, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     soundfile.write(tmp_path / "a.wav", tone(2.0), SAMPLE_RATE, subtype="PCM_16")
-    whole = (tmp_path / "a.wav").read_bytes()
-    place = whole.index(b"data") + 4
-    (tmp_path / "a.wav").write_bytes(whole[:place] + (2 * SAMPLE_RATE).to_bytes(4, "little") + whole[place + 4 :])
+    set_size(tmp_path / "a.wav", 2 * SAMPLE_RATE)
     heard = 0
     with pytest.raises(AudioError, match=r"more in it than its header says. FFmpeg may read it: pip install '.\[av\]'"):
         for block in stream_audio(tmp_path / "a.wav"):
             heard += len(block)
     assert heard == SAMPLE_RATE
+
+
+def test_what_is_damaged_after_the_end_by_the_header_is_heard_once_up_to_there(tmp_path, tone):
+    pytest.importorskip("av")
+    damaged = np.where(np.arange(40 * SAMPLE_RATE) == 35 * SAMPLE_RATE, 1e30, tone(40.0))
+    soundfile.write(tmp_path / "a.wav", damaged, SAMPLE_RATE, subtype="FLOAT")
+    set_size(tmp_path / "a.wav", 4 * 20 * SAMPLE_RATE)
+    heard = 0
+    with pytest.raises(AudioError, match=r"damaged \(a sample of 1e\+30\)"):
+        for block in stream_audio(tmp_path / "a.wav"):
+            heard += len(block)
+    assert 34 < heard / SAMPLE_RATE <= 35
 
 
 def test_a_header_of_no_rate_is_named(tmp_path, tone):
