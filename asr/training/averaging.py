@@ -32,8 +32,6 @@ class BestCheckpoints(ModelCheckpoint):
     `decimals` decimals. An epoch that is repeated after a kill replaces its earlier checkpoint. If a training continues
     with another dev set, earlier checkpoints are set aside as soon as an epoch is scored on the new one."""
 
-    of_another_set: Sequence[Path] = ()
-
     def __init__(self, data: ResumableData, out: Path, figure: str, decimals: int, count: int = 1):
         super().__init__(
             out / "checkpoints",
@@ -46,9 +44,8 @@ class BestCheckpoints(ModelCheckpoint):
         self.data = data
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.data.has_another_dev_set:
+        if self.data.earlier_dev_set:
             logger.warning("the best epochs so far were chosen on another dev set: the choice starts anew")
-            self.of_another_set = best_checkpoints(Path(self.dirpath).parent)
             return
         super().load_state_dict(state_dict)  # may name files that were moved away, or more than `count`, which stay
         there = {path: figure for path, figure in self.best_k_models.items() if Path(path).is_file()}
@@ -59,11 +56,11 @@ class BestCheckpoints(ModelCheckpoint):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
             if rank_zero_only.rank == 0:
-                for path in self.of_another_set:
-                    path.replace(path.with_name(f"before-{path.name}"))
                 for path in Path(self.dirpath).glob(f"{trainer.current_epoch:03d}-*.ckpt"):
                     path.unlink()  # of this epoch, from before a kill, after which it was repeated
-            self.of_another_set = ()
+                for path in best_checkpoints(Path(self.dirpath).parent) if self.data.earlier_dev_set else ():
+                    path.replace(path.with_name(f"before-{path.name}"))
+            self.data.earlier_dev_set = None
         super().on_validation_end(trainer, pl_module)
 
 

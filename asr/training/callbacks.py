@@ -99,7 +99,7 @@ class Patience(EarlyStopping):
         trainer.should_stop = self.wait_count >= self.patience
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self.data.has_another_dev_set:
+        if not self.data.earlier_dev_set:
             super().load_state_dict(state_dict | {"patience": self.patience})
 
 

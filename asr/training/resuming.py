@@ -76,7 +76,7 @@ class ResumableData(L.LightningDataModule):
 
     done = (-1, 0)  # an epoch, and how many of its batches are done
     saved_batching: list[float] | None = None  # what decided the batches when the checkpoint was saved
-    has_another_dev_set = False  # than when the checkpoint was made
+    earlier_dev_set: list[float] | None = None  # of the checkpoint, until an epoch is scored on the new one
     seed: int
 
     def resumable(self, batches: Sampler) -> Resumable:
@@ -111,12 +111,13 @@ class ResumableData(L.LightningDataModule):
             "epoch": loop.epoch_progress.current.ready - 1,
             "batches": batches,
             "by": self._batching(),
-            "dev": self.dev_set(),
+            "dev": self.earlier_dev_set or self.dev_set(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.done, self.saved_batching = (state["epoch"], state["batches"]), state["by"]
-        self.has_another_dev_set = state["dev"] != self.dev_set()[: len(state["dev"])]  # earlier checkpoints hold fewer
+        if state["dev"] != self.dev_set()[: len(state["dev"])]:  # earlier checkpoints hold fewer
+            self.earlier_dev_set = state["dev"]
 
 
 class WholeCheckpoints(TorchCheckpointIO):

@@ -2,6 +2,7 @@ import shutil
 import types
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import lightning as L
 import pytest
@@ -16,6 +17,7 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 from asr.training.averaging import BestCheckpoints, average_checkpoints, average_models, best_checkpoints, interpolate
+from asr.training.module import SpeechTraining
 from asr.training.run import train
 from tests.training.tones import options
 
@@ -127,12 +129,16 @@ def test_a_mean_is_not_written_over_what_it_is_of(tiny_model, tmp_path, capsys):
     assert "would overwrite what is read" in capsys.readouterr().err
 
 
-def test_with_another_dev_set_the_best_epochs_are_chosen_anew(corpus, tmp_path, caplog):
+def test_with_another_dev_set_the_best_epochs_are_chosen_anew(corpus, tmp_path, caplog, monkeypatch):
     train(options(corpus, tmp_path, "epochs=2", "validate_every=1"))
     for best in best_checkpoints(tmp_path):
         best.rename(best.with_name(f"{best.name[:3]}-0.00.ckpt"))  # the best possible WER, on an easier set
-    others = f"data.dev=[{corpus / 'train'}]"
-    train(options(corpus, tmp_path, "epochs=3", "validate_every=1", "resume=true", others))
+    resumed = ["epochs=3", "validate_every=1", "resume=true", f"data.dev=[{corpus / 'train'}]", "save_minutes=0"]
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the power went"):
+        patch.setattr(SpeechTraining, "on_validation_start", MagicMock(side_effect=RuntimeError("the power went")))
+        train(options(corpus, tmp_path, *resumed))
+    assert len(best_checkpoints(tmp_path)) == 2  # no epoch has been scored on it yet
+    train(options(corpus, tmp_path, *resumed))
     assert [path.name[:3] for path in best_checkpoints(tmp_path)] == ["002"]
     assert len(list((tmp_path / "checkpoints").glob("before-*"))) == 2  # nothing is lost
     assert "chosen on another dev set" in caplog.text
@@ -173,7 +179,7 @@ def test_another_dev_set_costs_nothing_before_an_epoch_is_scored_on_it(corpus, t
 def test_with_fewer_to_average_than_before_the_best_of_those_that_are_left_stay(tmp_path):
     figures = {str(tmp_path / f"{i}.ckpt"): torch.tensor(figure) for i, figure in enumerate((3.0, 1.0, 4.0, 2.0))}
     of_four, of_two = (
-        BestCheckpoints(types.SimpleNamespace(has_another_dev_set=False), tmp_path, "dev/wer", 2, count)
+        BestCheckpoints(types.SimpleNamespace(earlier_dev_set=None), tmp_path, "dev/wer", 2, count)
         for count in (4, 2)
     )
     of_four.best_k_models, of_four.kth_best_model_path = figures, str(tmp_path / "2.ckpt")
