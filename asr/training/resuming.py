@@ -180,8 +180,12 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._save(trainer)
-        if self._anyone(trainer, self.ending is not None):
+
+    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        if self._anyone(trainer, self.ending is not None):  # not before: the curves of an epoch are drawn after its end
             self._leave()
+
+    on_train_end = on_train_epoch_start
 
     def _leave(self) -> NoReturn:
         raise KeyboardInterrupt if self.ending == signal.SIGINT else SIGTERMException

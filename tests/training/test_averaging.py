@@ -179,8 +179,7 @@ def test_another_dev_set_costs_nothing_before_an_epoch_is_scored_on_it(corpus, t
 def test_with_fewer_to_average_than_before_the_best_of_those_that_are_left_stay(tmp_path):
     figures = {str(tmp_path / f"{i}.ckpt"): torch.tensor(figure) for i, figure in enumerate((3.0, 1.0, 4.0, 2.0))}
     of_four, of_two = (
-        BestCheckpoints(types.SimpleNamespace(earlier_dev_set=None), tmp_path, "dev/wer", 2, count)
-        for count in (4, 2)
+        BestCheckpoints(types.SimpleNamespace(earlier_dev_set=None), tmp_path, "dev/wer", 2, count) for count in (4, 2)
     )
     of_four.best_k_models, of_four.kth_best_model_path = figures, str(tmp_path / "2.ckpt")
     for gone in ([], ["2.ckpt"], ["2.ckpt", "0.ckpt"]):
