@@ -82,8 +82,7 @@ class Training(L.LightningModule):
         count = tokens.float()
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(count)
-            count = count / self.trainer.world_size
-        count = count.clamp(min=1)
+        count = count.clamp(min=1) / self.trainer.world_size
         if self.trainer.accumulate_grad_batches > 1:
             first, before = self.accumulated or (count, torch.zeros_like(count))
             self.accumulated = first, before + count
