@@ -162,14 +162,14 @@ class SpeechDataset(Dataset):
         seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
         rate = STEPS_PER_SECOND if cuts[0].recording is None else SAMPLE_RATE
         if input_kind(cuts[0]) == "text":  # which has fewer tokens than the characters that its bucket counts
-            length = min(_rounded(inputs), self.most_text_tokens)
+            length = min(rounded(max(map(len, inputs))), self.most_text_tokens)
         else:  # a file may be a little longer than stated
             length = math.ceil(seconds * rate)
             inputs = [x[:length] for x in inputs]
         return Batch(
             _padded(inputs, length),
             torch.tensor([len(x) for x in inputs]),
-            _padded(labels, min(_rounded(labels), self.most_labels)),
+            _padded(labels, min(rounded(max(map(len, labels))), self.most_labels)),
             torch.tensor([len(y) for y in labels]),
             texts,
             speed,
@@ -196,8 +196,9 @@ class TimedLoader(DataLoader):
             asked = time.monotonic()
 
 
-def _rounded(labels: list[Tensor]) -> int:
-    return math.ceil(max(map(len, labels)) / LABELS) * LABELS
+def rounded(length: int) -> int:
+    """`length` labels with their padding."""
+    return math.ceil(length / LABELS) * LABELS
 
 
 def _padded(sequences: list[Tensor], length: int) -> Tensor:

@@ -6,7 +6,7 @@ the allocator reserves once what every later batch is cut from. On a CPU freed b
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -16,7 +16,7 @@ import torch
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
 from asr.heap import keep_freed_blocks, return_freed_blocks
 from asr.text.tokenizer import SPECIALS
-from asr.training.batches import LABELS, Batch
+from asr.training.batches import Batch, rounded
 from asr.training.data import SoundData
 
 TRIM_EVERY = 200  # batches
@@ -36,17 +36,17 @@ NOTHING = Size(utterances=1, seconds=1.0, labels=1)  # for a process whose batch
 
 def largest_sizes(data: SoundData) -> list[Size]:
     """The batch size of each bucket, from long to short, at the slowest speed and with the most labels that occur up to
-    its length; texts, whose buckets go by characters, have the most tokens that occur."""
+    its length, padded; texts, whose buckets go by characters, have the most tokens that occur."""
     encode = data.tokenizer.encode if data.tokenizer else lambda text: []
     durations = np.array([cut.duration for cut in data.train_cuts])
     labels = np.array([len(encode(cut.supervisions[0].text)) for cut in data.train_cuts])
     sources = np.array([len(encode((cut.custom or {}).get("source", ""))) for cut in data.train_cuts])
-    sizes = []
+    most, sizes = data.most_labels or sys.maxsize, []
     for bucket in reversed(data.buckets):
         inside = durations <= bucket.seconds
-        tokens = math.ceil(sources[inside].max() / LABELS) * LABELS
+        tokens = rounded(sources[inside].max())
         seconds = tokens / STEPS_PER_SECOND if tokens else bucket.seconds / min(data.speeds)
-        sizes.append(Size(bucket.utterances, seconds, int(labels[inside].max())))
+        sizes.append(Size(bucket.utterances, seconds, min(rounded(labels[inside].max()), most)))
     return sizes
 
 
