@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from copy import deepcopy
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -93,12 +92,11 @@ def _take_average(
     the number of checkpoints and its dev WER in percent."""
     # the moving average would replace the weights that are to be validated
     trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, EMA)]
-    began = deepcopy(model.state_dict())
 
     def dev_wer(checkpoints: list[Path]) -> float:
         weights = average_checkpoints(checkpoints)
-        if config.init_from and config.origin_share:
-            weights = interpolate(weights, began, config.origin_share)
+        if config.origin_share:  # then this is called once
+            weights = interpolate(weights, model.state_dict(), config.origin_share)
         model.load_state_dict(weights)
         return trainer.validate(SpeechTraining(config, model, updates), data, verbose=False)[0]["dev/wer"]
 
