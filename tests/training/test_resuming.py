@@ -161,6 +161,14 @@ def test_a_training_that_is_told_to_end_saves_what_it_has_and_goes_on_as_if_noth
     assert drawn_at(tmp_path / "parts") == drawn_at(tmp_path / "whole")
 
 
+def test_only_a_second_ctrl_c_does_not_wait(tmp_path):
+    last = LastCheckpoint(tmp_path, minutes=10)
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        last._end(number, None)
+    with pytest.raises(KeyboardInterrupt):
+        last._end(signal.SIGINT, None)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_training_goes_on_at_the_rate_that_is_asked_for_now(corpus, tmp_path, optimizer):
     common = [f"optimizer.kind={optimizer}", "optimizer.schedule=inverse_sqrt"]
@@ -190,21 +198,17 @@ def test_a_training_begun_in_float16_goes_on_without_a_loss_scale(corpus, tmp_pa
 
 
 def test_a_training_goes_on_where_it_stopped(corpus, tmp_path, monkeypatch):
-    import asr.training.module as module
-
     whole, _ = train(options(corpus, tmp_path / "whole", "epochs=4", "data.speeds=[1.0]"))
 
-    calls = [0]
-    step = module.SpeechTraining.training_step
+    step = SpeechTraining.training_step
 
     def interrupted(self, batch):
-        calls[0] += 1
         if self.trainer.current_epoch == 2:
             raise RuntimeError("the power went")
         return step(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.SpeechTraining, "training_step", interrupted)
+        patch.setattr(SpeechTraining, "training_step", interrupted)
         with pytest.raises(RuntimeError, match="the power went"):
             train(options(corpus, tmp_path / "parts", "epochs=4", "data.speeds=[1.0]"))
     with pytest.raises(FileExistsError, match="resume=true"):
