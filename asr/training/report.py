@@ -9,9 +9,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
+PARTS = "ctc", "attention", "consistency", "word_errors", "masked"
 PANELS = (  # title, curves
     ("loss", ("train/total_epoch", "dev/loss")),
-    ("parts of the loss", ("train/ctc_epoch", "train/attention_epoch", "train/masked_epoch")),
+    ("parts of the loss", tuple(f"train/{part}_epoch" for part in PARTS)),
     ("dev WER (%)", ("dev/wer",)),
     ("accuracy on dev (% of the codes)", ("dev/accuracy",)),
     ("learning rate", ("lr/pg1",)),

@@ -21,8 +21,9 @@ from asr.model.transformer import Transformer
 from asr.training.averaging import average_checkpoints, best_checkpoints
 from asr.training.callbacks import Patience, Samples
 from asr.training.data import SpeechData
+from asr.training.loss import Losses
 from asr.training.module import SpeechTraining
-from asr.training.report import write_report
+from asr.training.report import PANELS, write_report
 from asr.training.run import train
 from tests.training.tones import fitted, options, write_corpus
 
@@ -75,6 +76,11 @@ def test_what_a_training_leaves_behind(trained):
     report = (out / "report.html").read_text()
     assert f"dev WER {trained[1]:.2f} %" in report and "<b>heard</b>" in report
     assert all(report.count(f"<!-- {title} -->") == 1 for title in ("dev WER (%)", "learning rate"))
+
+
+def test_a_report_has_every_part_of_the_loss():
+    curves = {name for _, names in PANELS for name in names}
+    assert {f"train/{part}_epoch" for part in Losses._fields} <= curves
 
 
 def test_a_report_has_names_in_any_script_as_they_are(tmp_path):
