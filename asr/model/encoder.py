@@ -19,6 +19,8 @@ def check_front_end(features: FeatureConfig, config: ModelConfig) -> None:
     """Raises ValueError if the encoder cannot read the front end's output."""
     if (features.takes == "text") != (config.subsampler == "embedding"):
         raise ValueError("features.kind=text and model.subsampler=embedding go together")
+    if features.takes != "text" and features.dim != config.input_dim:
+        raise ValueError(f"features.dim={features.dim}, but model.input_dim={config.input_dim}")
 
 
 class Encoder(nn.Module):

@@ -18,7 +18,7 @@ from asr.model.decoder import TokenStack
 from asr.model.flash_attention import lens_for_kernels
 from asr.model.folder import WithoutStartValues, described, load_weights, write_folder
 from asr.model.layers import TransformerEncoderLayer
-from asr.text.loading import load_tokenizer, save_tokenizer
+from asr.text.loading import check_size, load_tokenizer, save_tokenizer
 from asr.text.tokenizer import Tokenizer
 
 
@@ -55,7 +55,9 @@ class TextModel(nn.Module):
     """A language model with its tokenizer, and the folder that holds them."""
 
     def __init__(self, transformer: LanguageModel, tokenizer: Tokenizer, normalizer: str = "english"):
+        """Raises ValueError if the two do not have the same number of tokens."""
         super().__init__()
+        check_size(tokenizer, transformer.config.vocab_size)
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.normalizer_name = normalizer
@@ -72,7 +74,7 @@ class TextModel(nn.Module):
         with described(folder, "language_model") as description:
             with WithoutStartValues():
                 transformer = LanguageModel(ModelConfig(**description["language_model"]))
-            tokenizer = load_tokenizer(folder, transformer.config.vocab_size)
+            tokenizer = load_tokenizer(folder)
             model = cls(transformer, tokenizer, description["normalizer"])
             load_weights(transformer, folder)
         return model.to(device).eval()

@@ -18,7 +18,7 @@ from asr.model.config import ModelConfig
 from asr.model.encoder import check_front_end
 from asr.model.folder import WithoutStartValues, described, load_weights, write_folder
 from asr.model.transformer import Output, Transformer
-from asr.text.loading import load_tokenizer, save_tokenizer
+from asr.text.loading import check_size, load_tokenizer, save_tokenizer
 from asr.text.normalizer import get_normalizer
 from asr.text.tokenizer import Tokenizer
 
@@ -30,8 +30,10 @@ class SpeechModel(nn.Module):
     def __init__(
         self, features: FeatureConfig, transformer: Transformer, tokenizer: Tokenizer, normalizer: str = "english"
     ):
+        """Raises ValueError if the parts do not fit together."""
         super().__init__()
         check_front_end(features, transformer.config)
+        check_size(tokenizer, transformer.config.vocab_size)
         self.front_end = FrontEnd(features)
         self.transformer = transformer
         self.tokenizer = tokenizer
@@ -70,7 +72,7 @@ class SpeechModel(nn.Module):
             with WithoutStartValues():
                 transformer = Transformer(ModelConfig(**description["model"]))
             features = FeatureConfig(**description["features"])
-            tokenizer = load_tokenizer(folder, transformer.config.vocab_size)
+            tokenizer = load_tokenizer(folder)
             model = cls(features, transformer, tokenizer, description["normalizer"])
             load_weights(model, folder)
             model.trained_seconds = description.get("trained_seconds")

@@ -20,13 +20,15 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
     tokenizer.save(folder)
 
 
-def load_tokenizer(folder: str | Path, size: int | None = None) -> Tokenizer:
-    """The tokenizer in a model folder. Raises FileNotFoundError if there is none, ValueError if it does not have `size`
-    tokens."""
+def check_size(tokenizer: Tokenizer, size: int) -> None:
+    """Raises ValueError if a model of `size` tokens cannot write with the tokenizer."""
+    if len(tokenizer) != size:
+        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model {size}")
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer in a model folder. Raises FileNotFoundError if there is none."""
     for kind in KINDS:
         if (Path(folder) / kind.file_name).is_file():
-            tokenizer = kind.load(folder)
-            if size is not None and len(tokenizer) != size:
-                raise ValueError(f"{kind.file_name} has {len(tokenizer)} tokens, the model {size}")
-            return tokenizer
+            return kind.load(folder)
     raise FileNotFoundError(f"{folder}: no tokenizer ({', '.join(kind.file_name for kind in KINDS)})")

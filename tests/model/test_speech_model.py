@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from asr.audio.features import FeatureConfig
 from asr.model.encoder_model import EncoderModel
 from asr.model.folder import ModelError
 from asr.model.language_model import LanguageModel, TextModel
@@ -35,8 +36,20 @@ def test_whom_the_umask_lets_reads_the_folder(tiny_model, tmp_path):
 def test_a_tokenizer_of_another_size_is_refused(tiny_model, tmp_path):
     tiny_model.save(tmp_path)
     CharTokenizer("abc").save(tmp_path)
-    with pytest.raises(ModelError, match=r"characters.json has 7 tokens, the model 32"):
+    with pytest.raises(ModelError, match=r"the tokenizer has 7 tokens, the model 32"):
         SpeechModel.load(tmp_path)
+
+
+def test_parts_that_do_not_fit_together_make_no_model(tiny_model):
+    transformer, letters = tiny_model.transformer, tiny_model.tokenizer
+    with pytest.raises(ValueError, match="the tokenizer has 7 tokens, the model 32"):
+        SpeechModel(FeatureConfig(), transformer, CharTokenizer("abc"))
+    with pytest.raises(ValueError, match="the tokenizer has 7 tokens, the model 32"):
+        TextModel(LanguageModel(transformer.config), CharTokenizer("abc"))
+    with pytest.raises(ValueError, match="features.dim=40, but model.input_dim=80"):
+        SpeechModel(FeatureConfig(dim=40), transformer, letters)
+    with pytest.raises(ValueError, match="features.dim=40, but model.input_dim=80"):
+        EncoderModel(FeatureConfig(dim=40), transformer.config)
 
 
 def test_a_loaded_model_can_be_trained_on(tiny_model, tmp_path):
