@@ -19,14 +19,18 @@ ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "swish"}  # as oneDNN 
 
 
 class Packed(nn.Module):
-    """A layer whose weights are laid out permanently."""
+    """A layer whose weights are laid out permanently. It has no gradients: oneDNN's operators would drop them."""
 
     def _refuse(self, *args, **kwargs) -> NoReturn:
         raise ValueError(
-            "a model that decodes in bfloat16 or int8 on a CPU is packed: load its folder again to save or copy it"
+            "a model that decodes in bfloat16 or int8 on a CPU is packed, and cannot be saved, copied or differentiated"
+            " any more: load its folder again, or decode with precision=float32"
         )
 
     _save_to_state_dict = __getstate__ = _refuse  # copying and pickling begin with the second
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._refuse() if x.requires_grad else super().__call__(x)
 
 
 class PackedLinear(Packed):
@@ -101,4 +105,4 @@ def pack(model: nn.Module) -> nn.Module:
                 continue
             if activation != "none":
                 setattr(parent, following, nn.Identity())
-    return model
+    return model.requires_grad_(False)

@@ -91,7 +91,7 @@ def quantize(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     model.to(dtype)
     for norm, parameters in zip(norms, exact, strict=True):
         norm.float().load_state_dict(parameters)
-    return model
+    return model.requires_grad_(False)
 
 
 def _behind(sublayer: nn.Module, name: str) -> list[nn.Linear]:

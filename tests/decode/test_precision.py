@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from asr.decode import DecodeOptions, Recognizer
+from asr.decode.packing import can_pack
 from asr.decode.precision import with_precision
 from asr.decode.quantization import can_quantize
 from asr.model.config import ModelConfig
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.transformer import Transformer
 
+PACKED = pytest.mark.skipif(not can_pack(torch.device("cpu")), reason="oneDNN has no bfloat16 on this CPU")
 QUICK = pytest.mark.skipif(not can_quantize(torch.device("cpu")), reason="this CPU has no AVX512-VNNI")
 
 
@@ -91,3 +93,12 @@ def test_a_recogniser_that_is_refused_leaves_the_model_as_it_was(tiny_model, tin
     with pytest.raises(ValueError, match=named):
         Recognizer(tiny_model, language_model=text_model, precision=precision, attention_window=(3, 2))
     assert tiny_model.transformer.config.attention_window is None
+
+
+@pytest.mark.parametrize("precision", [pytest.param("bfloat16", marks=PACKED), pytest.param("int8", marks=QUICK)])
+def test_a_packed_model_gives_no_wrong_gradients(tiny_model, precision):
+    transformer = Recognizer(tiny_model, precision=precision).model.transformer
+    X, Y = (torch.randn(1, 60, 80), torch.tensor([60])), (torch.tensor([[4, 5]]), torch.tensor([2]))
+    assert not transformer(*X, *Y).log_probs.requires_grad  # nothing in it can be trained
+    with pytest.raises(ValueError, match="cannot be saved, copied or differentiated"):
+        transformer(X[0].requires_grad_(), X[1], *Y)
