@@ -97,7 +97,7 @@ class ConvolutionModule(nn.Module):
         self.norm = nn.LayerNorm(D)
         self.output = nn.Linear(D, D)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """`x (B, L, D)`, `mask (B, 1, 1, L)`: padding that the convolution sees as zeros."""
         x = nn.functional.glu(self.expand(x), dim=-1)
         if mask is not None:
@@ -135,7 +135,7 @@ class ConformerEncoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: Tensor | None,
+        mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
         kernel_lens: Tensor | None = None,
     ) -> Tensor:
@@ -162,7 +162,7 @@ class TransformerDecoderLayer(nn.Module):
         self,
         x: Tensor,
         memory: Tensor,
-        memory_mask: Tensor | None,
+        memory_mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
         kernel_lens: Tensor | None = None,
     ) -> Tensor:

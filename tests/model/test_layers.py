@@ -107,7 +107,7 @@ def test_under_autocast_what_is_multiplied_is_rounded_once_and_a_sum_that_is_not
         linear.register_forward_pre_hook(lambda _, args: read.append(args[0].dtype))
     x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        out = layer(x, to_autocast_dtype(memory), None)
+        out = layer(x, to_autocast_dtype(memory))
     assert len(read) == 10 and set(read) == {torch.bfloat16}
     assert out.dtype == (torch.float32 if norm_first else torch.bfloat16)
     assert to_autocast_dtype(x) is x
@@ -241,7 +241,7 @@ def test_a_conformer_layer_is_two_half_steps_around_attention_and_convolution():
     y = y + layer.attention(z, z)
     y = y + layer.convolution(layer.convolution_residual.norm(y), None)
     y = y + 0.5 * layer.ffn(layer.ffn_residual.norm(y))
-    torch.testing.assert_close(layer(x, None), layer.norm(y), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer(x), layer.norm(y), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("half", [False, True])
