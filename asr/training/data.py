@@ -94,9 +94,10 @@ class SoundData(ResumableData):
 
     def _outside(self, cut: MonoCut) -> str | None:
         """Why a cut is outside the limits; None: it is not."""
-        if self.config.min_seconds <= cut.duration <= self.config.max_seconds:
+        least, most = self.config.min_seconds, self.config.max_seconds
+        if least <= cut.duration <= most:
             return None
-        return f"{cut.duration:.1f} s is outside data.min_seconds to data.max_seconds"
+        return f"{cut.duration:.4g} s is outside data.min_seconds={least:g} to data.max_seconds={most:g}"
 
     def _take(self, features: FeatureConfig) -> None:
         """Sets the speeds and recording conditions for these features. Raises ValueError for cuts and options that do

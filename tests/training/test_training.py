@@ -210,9 +210,10 @@ def test_sound_that_is_gone_ends_the_training_at_once(corpus, tmp_path):
         train(options(corpus, tmp_path / "exp", f"data.train=[{tmp_path / 'gone.jsonl.gz'}]"))
 
 
-def test_a_second_try_leaves_one_tokenizer(corpus, tmp_path):
+def test_a_second_try_leaves_one_tokenizer(corpus, tmp_path, caplog):
     with pytest.raises(ValueError, match="no utterance is left"):
         train(options(corpus, tmp_path, "data.min_seconds=9"))
+    assert " s is outside data.min_seconds=9 to data.max_seconds=10" in caplog.text
     bpe = ["tokenizer.kind=bpe", "tokenizer.vocab_size=20", "epochs=1"]
     train(options(corpus, tmp_path, *bpe))
     folder, _ = train(options(corpus, tmp_path, *bpe, "resume=true"))
