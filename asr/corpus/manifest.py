@@ -92,6 +92,8 @@ def _fault(entry: Any, transcribed: bool) -> str | None:
             return f"{key} must be a number, 0 or more"
     needed = ["source" if _is_text(entry) else "audio_filepath", *(["text"] if transcribed else [])]
     wrong = [key for key in needed if not isinstance(entry.get(key), str)]
+    if wrong and "supervisions" in entry:
+        return "a cut of Lhotse's, which is read from .jsonl.gz only"
     if wrong:
         return " and ".join(f"no {key}" if entry.get(key) is None else f"{key} is not a string" for key in wrong)
     halves = (key for key in ("text", "source", "speaker") if _SURROGATE.search(str(entry.get(key) or "")))

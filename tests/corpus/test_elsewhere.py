@@ -72,6 +72,15 @@ def test_cuts_made_elsewhere_may_be_of_another_rate(tmp_path, tone):
     assert len(read_cut(open_corpus(tmp_path / "cuts.jsonl.gz")[0])) == SAMPLE_RATE
 
 
+def test_cuts_in_a_plain_file_are_not_taken_for_lines_of_a_manifest(tmp_path, tone, caplog):
+    write(tmp_path / "a.wav", tone(1.0))
+    (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
+    open_corpus(tmp_path / "m.jsonl").to_file(tmp_path / "cuts.jsonl")
+    with pytest.raises(ValueError, match="no utterance that can be read"):
+        open_corpus(tmp_path / "cuts.jsonl")
+    assert "left out line 1: a cut of Lhotse's, which is read from .jsonl.gz only" in caplog.text
+
+
 def test_what_cuts_say_beside_their_sound_is_no_input(tmp_path, tone):
     write(tmp_path / "a.wav", tone(1.0))
     (tmp_path / "m.jsonl").write_text(manifest([{"id": "a", "audio_filepath": "a.wav", "text": "one"}]))
