@@ -305,7 +305,8 @@ class Recognizer:
 
     @in_own_precision
     def encode(self, inputs: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-        """The encoder's memory `(B, M, D)` of a batch and its lengths `(B,)`: 0 for silent inputs."""
+        """The encoder's memory `(B, M, D)` of a batch and its lengths `(B,)`: 0 for silent inputs. To train something
+        on them, clone these inference tensors."""
         on_cpu = self.model.device.type == "cpu"
         size = self.fitting(ENCODED, max(map(len, inputs))) if on_cpu else len(inputs)
         parts = [inputs[i : i + size] for i in range(0, len(inputs), size)]

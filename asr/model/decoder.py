@@ -27,7 +27,10 @@ IGNORED = -100  # the label of padding, which has no loss
 
 @dataclass(frozen=True)
 class DecoderState:
-    """Everything that decoding remembers between two steps, for B utterances with W hypotheses each."""
+    """Everything that decoding remembers between two steps, for B utterances with W hypotheses each.
+
+    A step uses it up, in place: go on with the state that it returns, or step from a deep copy. Gradients do not pass
+    through several steps (they do through `Decoder.teacher_forced`)."""
 
     past: AttentionCache
     cross: list[tuple[Tensor, Tensor]]  # per layer: the memory's keys, values (B, H, M, d)
