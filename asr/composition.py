@@ -157,6 +157,8 @@ def training_command(command: str, schema: type, train: str) -> None:
         cause = error.__cause__
         typed = "" if isinstance(error, HydraException) else f"{' '.join(sys.argv[1:])}: "  # if it names no option
         reason = f" ({str(cause).splitlines()[0]})" if isinstance(cause, OmegaConfBaseException) else ""
+        if "is not a ListConfig" in reason:
+            reason = " (a list is written in brackets: 'NAME=[A,B]')"
         fail(command, typed + " ".join(str(error).partition("full_key:")[0].split()) + reason)
 
 

@@ -54,7 +54,7 @@ def resumed(out: Path, *typed: str, command: str = "train") -> Any:
         ("experimant=digits", "experimant: no such option; experiment?"),
         ("experiment=null", "experiment=null: Config group override must be a string"),
         ("epochs=abc", "epochs=abc (Value 'abc' of type 'str' could not be converted to Integer)"),
-        ("data.train=x.jsonl", "data.train=x.jsonl ("),
+        ("data.train=x.jsonl", "data.train=x.jsonl (a list is written in brackets: 'NAME=[A,B]')"),
         ("experiment=nope", "experiment/nope"),
         ("model=huge", "model/huge"),
         ("epochs=[", "epochs=[: not NAME=VALUE as Hydra reads it (a value with characters"),
