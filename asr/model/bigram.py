@@ -51,7 +51,8 @@ class Bigram(nn.Module):
         """log p(second | first) `(V, V)`, float32, by absolute discounting: DISCOUNT is subtracted from each count, and
         the mass that this frees is distributed by the unigram, with one added to the count of each token."""
         V = self.vocab_size
-        counts = torch.zeros(V * V, device=self.pairs.device).index_put_((self.pairs,), self.counts.float()).view(V, V)
+        often = self.counts.float()
+        counts = often.new_zeros(V * V).index_put_((self.pairs,), often).view(V, V)
         alone = (counts.sum(0) + 1) / (counts.sum() + V)
         kept = (counts - DISCOUNT).clamp(min=0) / counts.sum(1, keepdim=True).clamp(min=1)
         return (kept + (1 - kept.sum(1, keepdim=True)) * alone).log()

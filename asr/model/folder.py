@@ -134,11 +134,11 @@ def described(folder: str | Path, *kinds: str) -> Iterator[dict[str, Any]]:
 
 
 def load_weights(module: nn.Module, folder: str | Path) -> None:
-    """Copies the weights in a folder into `module`; a tensor that `module` has under several names is stored under the
-    first."""
+    """Copies the weights in a folder into `module`, in float32; a tensor that it has under several names is stored
+    under the first."""
     weights = _read_tensors(Path(folder) / WEIGHTS)
     first = {parameter: name for name, parameter in module.named_parameters()}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name not in weights and first[parameter] in weights:
             weights[name] = weights[first[parameter]]
-    module.load_state_dict(weights)
+    module.float().load_state_dict(weights)  # torch's default type may be another

@@ -5,6 +5,7 @@ import torch
 from safetensors import SafetensorError
 
 from asr.audio.features import FeatureConfig
+from asr.model.bigram import Bigram
 from asr.model.encoder_model import EncoderModel
 from asr.model.folder import ModelError
 from asr.model.language_model import LanguageModel, TextModel
@@ -23,6 +24,20 @@ def test_a_model_travels_in_a_folder(tiny_model, tmp_path):
         assert torch.equal(ours, theirs)
     assert loaded.tokenizer.characters == tiny_model.tokenizer.characters
     assert loaded.normalizer_name == "english"
+
+
+def test_a_model_is_loaded_in_float32_whatever_type_torch_gives_new_tensors(tiny_model, tmp_path):
+    tiny_model.transformer.bigram = Bigram.of([[4, 5]], tiny_model.transformer.config)
+    tiny_model.save(tmp_path)
+    torch.set_default_dtype(torch.float64)
+    try:
+        loaded = SpeechModel.load(tmp_path)
+        log_probs = loaded.transformer.bigram.log_probs
+    finally:
+        torch.set_default_dtype(torch.float32)
+    floats = [each for each in (*loaded.parameters(), *loaded.buffers(), log_probs) if each.is_floating_point()]
+    assert {each.dtype for each in floats} == {torch.float32}
+    assert torch.equal(log_probs, tiny_model.transformer.bigram.log_probs)
 
 
 def test_whom_the_umask_lets_reads_the_folder(tiny_model, tmp_path):
