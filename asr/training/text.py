@@ -58,7 +58,7 @@ class TextData(ResumableData):
         elif self.train_lines and not held_out:
             raise ValueError("data.train has too few lines for one to be held out: data.dev names a text")
         else:
-            self._add(self.dev_lines, config.train, (text for *_, text in sorted(held_out, reverse=True)))
+            self._add(self.dev_lines, config.train, (text for *_, text in held_out))
         self._add(self.train_lines, config.transcripts, normalized(transcripts_of(config.transcripts)))
         if not self.train_lines or not self.dev_lines:
             raise ValueError(f"data.train and data.dev: no line with text of up to {self.limit}")
@@ -95,7 +95,7 @@ class TextData(ResumableData):
         texts are added."""
         count = 0
         for count, text in enumerate(texts, 1):
-            heappush(held_out, (-zlib.crc32(f"{self.seed} {text}".encode()), -count, text))
+            heappush(held_out, (-zlib.crc32(f"{self.seed} {text}".encode()), count, text))
             if len(held_out) > self.config.held_out:
                 yield heappop(held_out)[-1]
         while len(held_out) > count // 2:

@@ -70,6 +70,7 @@ def test_an_update_of_several_processes_has_as_many_tokens_as_that_of_one(tmp_pa
     (tmp_path / "a.txt").write_text("".join(f"{'a' * (i % 30)} b\n" for i in range(2000)))
     config = TextConfig(train=[str(tmp_path / "a.txt")], held_out=30, max_tokens=50, batch_tokens=600)
     data = TextData(config, CharTokenizer(LETTERS), english, seed=1)
+    assert data.updates_per_epoch(1) == len(list(Batches(data.train_lines.lens, 600, seed=1)))
     assert data.updates_per_epoch(3) == pytest.approx(data.updates_per_epoch(1), rel=0.1)
 
 
