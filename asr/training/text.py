@@ -10,7 +10,8 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heappushpop
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -51,8 +52,9 @@ class TextData(ResumableData):
         def normalized(lines: Iterable[str]) -> Iterator[str]:
             return (text for line in lines if (text := normalize(line)))
 
-        texts, held_out = normalized(lines_of(config.train)), []
-        self._add(self.train_lines, config.train, self._passages(texts if config.dev else self._rest(texts, held_out)))
+        texts, held_out, late = normalized(lines_of(config.train)), [], []
+        kept = texts if config.dev else self._kept(texts, held_out, late)
+        self._add(self.train_lines, config.train, chain(self._passages(kept), late))
         if config.dev:
             self._add(self.dev_lines, config.dev, normalized(lines_of(config.dev)))
         elif self.train_lines and not held_out:
@@ -90,16 +92,19 @@ class TextData(ResumableData):
         batches = Batches(self.dev_lines.lens, self.config.batch_tokens, None, rank, world_size)
         return DataLoader(TextDataset(self.dev_lines), sampler=Resumable(batches), batch_size=None)
 
-    def _rest(self, texts: Iterable[str], held_out: list[tuple[int, int, str]]) -> Iterator[str]:
-        """The texts that are not in `held_out` in the end. They are chosen by their hashes: most stay held out when
-        texts are added."""
+    def _kept(self, texts: Iterable[str], held_out: list[tuple[int, int, str]], late: list[str]) -> Iterator[str]:
+        """The texts that are in the end neither in `held_out` nor in `late`, where those go that were held out until
+        others came. They are chosen by their hashes: most stay held out when texts are added."""
         count = 0
         for count, text in enumerate(texts, 1):
-            heappush(held_out, (-zlib.crc32(f"{self.seed} {text}".encode()), count, text))
-            if len(held_out) > self.config.held_out:
-                yield heappop(held_out)[-1]
-        while len(held_out) > count // 2:
-            yield heappop(held_out)[-1]
+            entry = -zlib.crc32(f"{self.seed} {text}".encode()), count, text
+            if count <= self.config.held_out:
+                heappush(held_out, entry)
+            elif (other := heappushpop(held_out, entry)) is entry:
+                yield text
+            else:
+                late.append(other[-1])
+        late += (heappop(held_out)[-1] for _ in range(len(held_out) - count // 2))
 
     def _passages(self, texts: Iterable[str]) -> Iterator[str]:
         """The texts, each joined to the one before with probability `TextConfig.joined` if the result fits."""

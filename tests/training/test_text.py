@@ -1,5 +1,6 @@
 import gzip
 import lzma
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -144,6 +145,20 @@ def test_what_is_held_out_is_single_lines_and_stays_so_where_others_come(tmp_pat
         data = TextData(config, CharTokenizer(LETTERS), english, seed=1)
         held.append({tuple(line.tolist()) for line in data.dev_lines})
     assert held[0] == held[1] and len(held[1] & held[2]) >= 18
+
+
+def test_lines_are_joined_in_their_order_whatever_is_held_out(tmp_path):
+    names = ["".join("abcdefghij"[int(digit)] for digit in f"{i:03d}") for i in range(600)]
+    (tmp_path / "a.txt").write_text("".join(f"{name}\n" for name in names))
+    tokenizer = CharTokenizer(LETTERS)
+    config = TextConfig(train=[str(tmp_path / "a.txt")], held_out=30, joined=0.5)
+    data = TextData(config, tokenizer, english, seed=1)
+    lines = [tokenizer.decode(line.tolist()).split() for line in data.train_lines]
+    held_out = [tokenizer.decode(line.tolist()) for line in data.dev_lines]
+    assert len(held_out) == 30 and sorted([*held_out, *chain(*lines)]) == names
+    steps = [names.index(b) - names.index(a) for line in lines for a, b in pairwise(line)]
+    assert len(steps) > 150 and min(steps) > 0
+    assert sum(step == 1 for step in steps) > 0.8 * len(steps)
 
 
 def test_characters_that_the_tokenizer_cannot_write_are_told(tmp_path, caplog):
