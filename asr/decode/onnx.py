@@ -120,7 +120,7 @@ def _write_graphs(recognizer: Recognizer, folder: Path) -> None:
     model = recognizer.model
     encoder, decoder = EncoderGraph(model).eval(), DecoderGraph(model).eval()
     B, N, W, S, M = map(torch.export.Dim, "BNWSM")
-    sounds = _graph_inputs(recognizer, random_inputs(recognizer, [1.5, 1.2]))
+    sounds = _graph_inputs(recognizer, random_inputs(model, [round(s * recognizer.rate) for s in (1.5, 1.2)]))
     axes = {SOURCE[encoder.takes]: {0: B, 1: N}, "lens": {0: B}}
     outputs = ["memory_lens", "cross_keys", "cross_values", *(["ctc_log_probs"] if model.transformer.ctc else [])]
     _write(folder / ENCODER, encoder, sounds, axes, outputs)
@@ -199,7 +199,7 @@ def difference(
     the graphs were made with, and hypotheses that change places; infinity if the lengths differ."""
     transformer, found = recognizer.model.transformer, []
     for seconds in ([0.9, 2.0, 1.4], [0.05]):
-        inputs = random_inputs(recognizer, seconds)
+        inputs = random_inputs(recognizer.model, [round(s * recognizer.rate) for s in seconds])
         memory, lens = recognizer.encode(inputs)
         heard, keys, values, *ctc = encoder(*_graph_inputs(recognizer, inputs))
         (L, B, H), W, expected = keys.shape[:3], 2, lens

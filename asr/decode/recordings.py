@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from torch import Tensor
 
 from asr.audio.matrices import as_matrix, read_matrix
 from asr.audio.reading import LOUDEST, AudioError, printable, stream_audio
-
-if TYPE_CHECKING:
-    from asr.decode.recognizer import Recognizer
+from asr.model.speech_model import SpeechModel
 
 Recording = str | os.PathLike | bytes | BinaryIO | np.ndarray | Tensor
 
@@ -88,11 +86,10 @@ def _array(recording: np.ndarray | Tensor) -> np.ndarray:
     return (recording.float() if recording.is_floating_point() else recording).numpy()
 
 
-def random_inputs(recognizer: Recognizer, seconds: list[float]) -> list[np.ndarray]:
-    """A batch of so many seconds of noise, of random frames or of random tokens, as `Recognizer.recognize` takes it."""
-    rng, config = np.random.default_rng(0), recognizer.model.transformer.config
-    lens = [round(length * recognizer.rate) for length in seconds]
-    if recognizer.takes == "text":
+def random_inputs(model: SpeechModel, lens: Iterable[int]) -> list[np.ndarray]:
+    """A batch of noise, of random frames or of random tokens, so many each, as `Recognizer.recognize` takes it."""
+    rng, config, takes = np.random.default_rng(0), model.transformer.config, model.front_end.config.takes
+    if takes == "text":
         return [rng.integers(config.vocab_size, size=size) for size in lens]
-    width = [config.input_dim] if recognizer.takes == "matrix" else []
+    width = [config.input_dim] if takes == "matrix" else []
     return [rng.normal(0, 0.1, (size, *width)).astype(np.float32) for size in lens]

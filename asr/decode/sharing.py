@@ -97,7 +97,7 @@ class SharedRecognizer:
         """Whether decoding works; if the last one failed, a random second is tried first."""
         if self._fails:
             with contextlib.suppress(Exception):
-                self.recognize(self.recognizer, random_inputs(self.recognizer, [1.0]))
+                self.recognize(self.recognizer, random_inputs(self.recognizer.model, [round(self.recognizer.rate)]))
         return not self._fails
 
     def _ask(self, calls: list[Call]) -> None:

@@ -187,7 +187,7 @@ def _built(
             continue
         if not torch.allclose(positions.float(), sinusoids_in_halves(*positions.shape), atol=1e-2):
             raise ValueError(f"{name} does not hold sinusoids")
-    return SpeechModel(features, transformer, tokenizer, normalizer).eval()
+    return SpeechModel(features, transformer, tokenizer, normalizer).float().eval()  # whatever torch's default type is
 
 
 def _from_openai(source: Path, vocabulary: str | Path | None, wanted: WhisperTask) -> SpeechModel:

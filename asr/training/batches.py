@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-import sys
 import time
 from bisect import bisect_left
 from collections import defaultdict
@@ -139,7 +138,7 @@ class SpeechDataset(Dataset):
         the recording conditions to simulate, None: audio stays as it was recorded."""
         self.tokenizer = tokenizer
         self.conditions = conditions
-        self.most_labels, self.most_text_tokens = most_labels or sys.maxsize, most_text_tokens or sys.maxsize
+        self.most_labels, self.most_text_tokens = most_labels, most_text_tokens
         self.speeds = speeds
         self.skipped = Skipped("reading")  # by this process, in all epochs
         self.seconds = [bucket.seconds for bucket in buckets]
@@ -162,14 +161,14 @@ class SpeechDataset(Dataset):
         seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
         rate = STEPS_PER_SECOND if cuts[0].recording is None else SAMPLE_RATE
         if input_kind(cuts[0]) == "text":  # which has fewer tokens than the characters that its bucket counts
-            length = min(rounded(max(map(len, inputs))), self.most_text_tokens)
+            length = rounded(max(map(len, inputs)), self.most_text_tokens)
         else:  # a file may be a little longer than stated
             length = math.ceil(seconds * rate)
             inputs = [x[:length] for x in inputs]
         return Batch(
             _padded(inputs, length),
             torch.tensor([len(x) for x in inputs]),
-            _padded(labels, min(rounded(max(map(len, labels))), self.most_labels)),
+            _padded(labels, rounded(max(map(len, labels)), self.most_labels)),
             torch.tensor([len(y) for y in labels]),
             texts,
             speed,
@@ -196,9 +195,10 @@ class TimedLoader(DataLoader):
             asked = time.monotonic()
 
 
-def rounded(length: int) -> int:
-    """`length` labels with their padding."""
-    return math.ceil(length / LABELS) * LABELS
+def rounded(length: int, most: int | None = None) -> int:
+    """`length` labels with their padding, `most` in all; None: any number."""
+    padded = math.ceil(length / LABELS) * LABELS
+    return padded if most is None else min(padded, most)
 
 
 def _padded(sequences: list[Tensor], length: int) -> Tensor:

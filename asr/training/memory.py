@@ -6,7 +6,6 @@ the allocator reserves once what every later batch is cut from. On a CPU freed b
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -41,12 +40,12 @@ def largest_sizes(data: SoundData) -> list[Size]:
     durations = np.array([cut.duration for cut in data.train_cuts])
     labels = np.array([len(encode(cut.supervisions[0].text)) for cut in data.train_cuts])
     sources = np.array([len(encode((cut.custom or {}).get("source", ""))) for cut in data.train_cuts])
-    most, sizes = data.most_labels or sys.maxsize, []
+    sizes = []
     for bucket in reversed(data.buckets):
         inside = durations <= bucket.seconds
-        tokens = rounded(sources[inside].max())
+        tokens = rounded(sources[inside].max(), data.most_text_tokens)
         seconds = tokens / STEPS_PER_SECOND if tokens else bucket.seconds / min(data.speeds)
-        sizes.append(Size(bucket.utterances, seconds, min(rounded(labels[inside].max()), most)))
+        sizes.append(Size(bucket.utterances, seconds, rounded(labels[inside].max(), data.most_labels)))
     return sizes
 
 

@@ -1,4 +1,5 @@
 import json
+from itertools import chain
 
 import pytest
 import torch
@@ -8,11 +9,13 @@ from asr.audio.features import FeatureConfig
 from asr.model.bigram import Bigram
 from asr.model.encoder_model import EncoderModel
 from asr.model.folder import ModelError
+from asr.model.foreign import import_model
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.text.tokenizer import CharTokenizer
 from asr.training.building import load_origin
 from asr.training.config import DataConfig, TrainConfig
+from tests.test_readme import write_whisper
 
 
 def test_a_model_travels_in_a_folder(tiny_model, tmp_path):
@@ -29,13 +32,16 @@ def test_a_model_travels_in_a_folder(tiny_model, tmp_path):
 def test_a_model_is_loaded_in_float32_whatever_type_torch_gives_new_tensors(tiny_model, tmp_path):
     tiny_model.transformer.bigram = Bigram.of([[4, 5]], tiny_model.transformer.config)
     tiny_model.save(tmp_path)
+    write_whisper(tmp_path)
     torch.set_default_dtype(torch.float64)
     try:
         loaded = SpeechModel.load(tmp_path)
+        imported = import_model(tmp_path / "tiny.en.pt", tmp_path / "gpt2.tiktoken")
         log_probs = loaded.transformer.bigram.log_probs
     finally:
         torch.set_default_dtype(torch.float32)
-    floats = [each for each in (*loaded.parameters(), *loaded.buffers(), log_probs) if each.is_floating_point()]
+    tensors = chain(loaded.parameters(), loaded.buffers(), imported.parameters(), imported.buffers(), [log_probs])
+    floats = [each for each in tensors if each.is_floating_point()]
     assert {each.dtype for each in floats} == {torch.float32}
     assert torch.equal(log_probs, tiny_model.transformer.bigram.log_probs)
 
