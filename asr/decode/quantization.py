@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from asr.decode.packing import ACTIVATIONS, Packed, Together
-from asr.model.layers import ConvolutionModule, FeedForward, Residual, layers_of
+from asr.model.feed_forward import FeedForward
+from asr.model.layers import ConvolutionModule, Residual, layers_of
 
 WHOLE = 1.5 * 2**23  # adding a small number in single precision leaves that number, rounded, in the lowest bits
 STEPS, ZERO = 24, 128  # of a feature with large weights: 0 .. 255 are -5.33 .. 5.29 standard deviations

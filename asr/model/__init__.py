@@ -5,10 +5,10 @@ from asr.model.config import PRESETS, ModelConfig
 from asr.model.decoder import Decoder, DecoderState
 from asr.model.dot_product import attention_weights, scaled_dot_product_attention
 from asr.model.encoder import Encoder
+from asr.model.feed_forward import FeedForward
 from asr.model.layers import (
     ConformerEncoderLayer,
     ConvolutionModule,
-    FeedForward,
     Residual,
     TransformerDecoderLayer,
     TransformerEncoderLayer,

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from asr.model.cache import StepPosition
 from asr.model.config import ModelConfig
 from asr.model.dot_product import attention_weights, scaled_dot_product_attention
-from asr.model.dropout import Dropout
+from asr.model.dropout import Dropout, trains_on_cpu
 from asr.model.flash_attention import fits, flash_attention
 from asr.model.local_attention import local_attention
 from asr.model.masks import causal_mask, either, window_mask
+from asr.model.plain_attention import plain_attention
 from asr.model.positions import rotate
 
 
@@ -44,8 +45,8 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(D, H * config.key_dim, bias=config.attention_bias and config.key_bias)
         self.value = nn.Linear(D, H * config.value_dim, bias=config.attention_bias)
         self.output = nn.Linear(H * config.value_dim, D, bias=config.attention_bias)
-        # queries, keys and values in one product: a GPU concatenates their weights at each call (unless they are
-        # sharded, asr.training.sharding), a CPU has one packed layer for all three (asr.decode.packing)
+        # queries, keys and values in one product: training and a GPU concatenate their weights at each call (unless
+        # they are sharded, asr.training.sharding), a CPU decodes with one packed layer for all (asr.decode.packing)
         self.fuse_projections = True
         self.fused: nn.Module | None = None
         self.dropout = Dropout(config.dropout)
@@ -72,9 +73,11 @@ class MultiHeadAttention(nn.Module):
         matter, only whether it is given.
 
         If `weights` is a list, the softmax's result `(B, H, L_q, L_k)` is appended to it."""
-        simple = kernel_lens is not None and weights is None and not self.window
-        if simple and fits(query, self.key_dim, self.value_dim):
-            return self._flash(query, key_value, kernel_lens)
+        if weights is None and not self.window:
+            if kernel_lens is not None and fits(query, self.key_dim, self.value_dim):
+                return self._flash(query, key_value, kernel_lens)
+            if trains_on_cpu(self, query):
+                return self._plain(query, key_value, mask)
         if key_value is None:
             return self._weigh(*self._project_all(query), mask, weights, self.causal)
         return self.attend(query, *self.project(key_value), mask=mask, weights=weights)
@@ -134,20 +137,30 @@ class MultiHeadAttention(nn.Module):
 
     def _flash(self, query: Tensor, key_value: Tensor | None, kernel_lens: Tensor) -> Tensor:
         """`forward` with the kernels of `asr.model.flash_attention`."""
-        k = v = None
-        if self.rotary or not self.fuse_projections:
+        q, k, v = (None if x is None else x.contiguous() for x in self._project_together(query, key_value))
+        seen = None if self.causal and key_value is None else kernel_lens
+        return self.output(flash_attention(q, k, v, self.num_heads, seen, self.dropout.share).flatten(2))
+
+    def _plain(self, query: Tensor, key_value: Tensor | None, mask: Tensor | None) -> Tensor:
+        """`forward` with `asr.model.plain_attention`."""
+        if self.causal and key_value is None:
+            mask = either(mask, causal_mask(query.shape[1], query.device))
+        q, k, v = self._project_together(query, key_value)
+        return self.output(plain_attention(q, k, v, self.num_heads, mask, self.dropout.share).flatten(2))
+
+    def _project_together(self, query: Tensor, key_value: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Queries, keys and values `(B, L, n H, d)`, as `flash_attention` takes them: in one tensor or two, if their
+        layers have the same input and no more is done to them."""
+        if self.rotary or not self.fuse_projections or self.key_dim != self.value_dim:
             if key_value is None:
                 parts = self._project_all(query)
             else:
                 parts = self._split(self.query(query)), *self.project(key_value)
-            q, k, v = (x.transpose(1, 2).contiguous() for x in parts)
-        elif key_value is None:
-            q = self._together(query, self.query, self.key, self.value)
-        else:
-            q, k = self._together(query, self.query), self._together(key_value, self.key, self.value)
-        p = self.dropout.p if self.dropout.training else 0.0
-        seen = None if self.causal and key_value is None else kernel_lens
-        return self.output(flash_attention(q, k, v, self.num_heads, seen, p).flatten(2))
+            q, k, v = (x.transpose(1, 2) for x in parts)
+            return q, k, v
+        if key_value is None:
+            return self._together(query, self.query, self.key, self.value), None, None
+        return self._together(query, self.query), self._together(key_value, self.key, self.value), None
 
     def _together(self, x: Tensor, *linears: nn.Linear) -> Tensor:
         """The heads of `x (B, L, D)` under all n `linears`, computed in one product: `(B, L, n H, d)`."""

@@ -56,23 +56,24 @@ def scaled_dot_product_attention(
     """softmax(Q Kᵀ / √d_k) V, with V `(B, H, L_k, d_v)` -> `(B, H, L_q, d_v)`; `mask` as in `attention_weights`.
     `causal`: no query sees a later key; if there is no mask, GPU kernels do this without an explicit one.
 
-    torch's fused kernels compute the result, except on a CPU in two cases. In training the fused kernel takes a third
-    of the step (most of it in the backward pass); plain matrix products are twice as fast. And the fused kernel
-    multiplies head by head, which for the few queries of a search step takes longer than products of all heads at once.
-    A test checks that all ways agree."""
+    torch's fused kernels compute the result, except on a CPU for the few queries of a search step: the fused kernel
+    multiplies head by head, which then takes longer than products of all heads at once. A test checks that both ways
+    agree."""
     if causal and mask is not None:
         mask, causal = mask | causal_mask(K.shape[2], K.device), False
     empty = _empty(mask)
-    if Q.device.type == "cpu" and (torch.is_grad_enabled() or _has_many_small_products(Q)):
+    if _has_many_small_products(Q):
         mask = causal_mask(K.shape[2]) if causal else mask
         weights = _softmax_of_products(Q, K, mask)
         out = (dropout(weights) if dropout else weights) @ V
     else:
-        p = dropout.p if dropout and dropout.training else 0.0
+        p = dropout.share if dropout else 0.0
         allowed = mask if empty is None else ~mask | empty
         out = nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=allowed, dropout_p=p, is_causal=causal)
     return out if empty is None else out.masked_fill(empty, 0.0)
 
 
 def _has_many_small_products(Q: Tensor) -> bool:
-    return Q.dtype == torch.bfloat16 and Q.shape[0] * Q.shape[1] >= MANY and Q.shape[2] <= FEW
+    return (
+        Q.device.type == "cpu" and Q.dtype == torch.bfloat16 and Q.shape[0] * Q.shape[1] >= MANY and Q.shape[2] <= FEW
+    )

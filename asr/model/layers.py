@@ -1,4 +1,4 @@
-"""Layers: feed-forward, convolution, residual connections, and the encoder and decoder layers built from them."""
+"""Layers: convolution, residual connections, and the encoder and decoder layers built from them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,7 @@ from asr.model.cache import StepPosition
 from asr.model.config import ModelConfig
 from asr.model.depthwise import depthwise_convolution
 from asr.model.dropout import Dropout
-
-ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
-
-
-class FeedForward(nn.Sequential):
-    """W2 · dropout(act(W1 x)), the same at every position ("Attention Is All You Need", section 3.3)."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__(
-            nn.Linear(config.d_model, config.ffn_dim),
-            ACTIVATIONS[config.activation](),
-            Dropout(config.dropout),
-            nn.Linear(config.ffn_dim, config.d_model),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(..., D)` -> `(..., D)`."""
-        expand, activation, dropout, output = self
-        x = expand(x)
-        return output(dropout.of_relu(x) if isinstance(activation, nn.ReLU) else dropout(activation(x)))
+from asr.model.feed_forward import FeedForward
 
 
 class Residual(nn.Module):

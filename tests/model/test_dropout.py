@@ -2,29 +2,43 @@ import pytest
 import torch
 
 from asr.model.config import ModelConfig
-from asr.model.dropout import Dropout, cpu_dropout_mask, hashed_mask
+from asr.model.dropout import Dropout, draw_kept, hashed_mask, keep
 from asr.model.transformer import Transformer
 
-SHARES = {torch.float64: 26 / 256, torch.float32: 26 / 256, torch.float16: 26 / 256, torch.bfloat16: 25 / 256}
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.mark.parametrize(("dtype", "share"), SHARES.items())
-def test_the_mask_keeps_the_expectation(dtype, share):
-    mask = cpu_dropout_mask(torch.Size([1000, 1001]), 0.1, dtype).float()
-    dropped = (mask == 0).float().mean().item()
-    assert dropped == pytest.approx(share, abs=2e-3)
-    assert mask.mean().item() == pytest.approx(1.0, abs=2e-3)
-    assert len(mask.unique()) == 2
+@pytest.mark.parametrize("dtype", TYPES)
+def test_dropout_keeps_the_expectation(dtype):
+    x = torch.rand(1000, 1001).to(dtype)
+    y = Dropout(0.1)(x)
+    kept = y != 0
+    assert 1 - kept.float().mean().item() == pytest.approx(26 / 256, abs=2e-3)
+    assert (y.double().sum() / x.double().sum()).item() == pytest.approx(1.0, abs=2e-3)
+    torch.testing.assert_close(y, (x.float() * 256 / 230).to(dtype).where(kept, 0.0))
 
 
-def test_the_seed_fixes_the_mask_and_every_call_has_another():
-    masks = []
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_not_kept_is_zero_and_the_rest_as_it_was(dtype, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    x = torch.randn(3, 40, 4, 5).to(dtype).transpose(1, 2)
+    kept, scale = draw_kept(x.shape, 0.5)
+    assert scale == 2 and 0.4 < kept.float().mean().item() < 0.6
+    expected = x.where(kept, 0.0)
+    assert torch.equal(keep(x, kept), expected)
+    assert keep(x, kept, out=x) is x and torch.equal(x, expected)
+
+
+def test_the_seed_fixes_what_is_kept_and_every_call_has_another():
+    drawn = []
     for _ in range(2):
         torch.manual_seed(7)
-        masks.append([cpu_dropout_mask(torch.Size([50]), 0.5, torch.float32) for _ in range(2)])
-    assert torch.equal(masks[0][0], masks[1][0])
-    assert torch.equal(masks[0][1], masks[1][1])
-    assert not torch.equal(masks[0][0], masks[0][1])
+        drawn.append([draw_kept(torch.Size([50]), 0.5)[0] for _ in range(2)])
+    assert torch.equal(drawn[0][0], drawn[1][0])
+    assert torch.equal(drawn[0][1], drawn[1][1])
+    assert not torch.equal(drawn[0][0], drawn[0][1])
 
 
 def test_a_hashed_mask_leaves_out_its_share_and_no_place_tells_of_another():
@@ -58,20 +72,37 @@ def test_compiled_the_gradient_is_of_what_was_kept_and_no_mask_is_stored(relu, d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_of_relu_is_dropout_of_relu_and_keeps_its_result_alone(dtype):
-    x, gradient = torch.randn(8, 50, dtype=dtype), torch.randn(8, 50, dtype=dtype)
-    found, kept = [], []
+def test_the_gradient_is_of_what_was_kept_and_a_byte_for_each_element_is_stored(dtype):
+    x, gradient, stored = torch.randn(8, 50).to(dtype).requires_grad_(), torch.randn(8, 50).to(dtype), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.append(t) or t, lambda t: t):
+        y = Dropout(0.5)(x)
+    y.backward(gradient)
+    assert [t.dtype for t in stored] == [torch.bool]
+    assert torch.equal(y.detach(), 2 * x.detach().where(stored[0], 0.0))
+    assert torch.equal(x.grad, 2 * gradient.where(stored[0], 0.0))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_of_relu_is_dropout_of_relu(device):
+    x, gradient = torch.randn(8, 50, device=device), torch.randn(8, 50, device=device)
+    found = []
     for way in (lambda dropout, x: dropout(x.relu()), Dropout.of_relu):
         torch.manual_seed(5)
         of = x.clone().requires_grad_()
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-            y = way(Dropout(0.4), of)
+        y = way(Dropout(0.5), of)
         y.backward(gradient)
         found.append((y.detach(), of.grad))
-    assert len(kept) == 3 and torch.equal(kept[-1], found[1][0])  # the first way stores two tensors, the other one
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
     assert torch.equal(Dropout(0.4).eval().of_relu(x), x.relu())
+
+
+@needs_gpu
+def test_of_relu_keeps_its_result_alone_on_a_gpu():
+    x, stored = torch.randn(8, 50, device="cuda", requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.append(t) or t, lambda t: t):
+        y = Dropout(0.4).of_relu(x)
+    assert len(stored) == 1 and torch.equal(stored[0], y)
 
 
 def test_dropout_is_off_in_evaluation():

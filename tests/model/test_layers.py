@@ -8,7 +8,6 @@ from asr.model.encoder import Encoder
 from asr.model.layers import (
     ConformerEncoderLayer,
     ConvolutionModule,
-    FeedForward,
     Residual,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
@@ -76,22 +75,6 @@ def randomize(module: torch.nn.Module) -> None:
                 parameter.add_(0.3 * torch.randn_like(parameter))
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
-def test_the_feed_forward_is_two_linear_maps_around_an_activation(activation):
-    ffn = FeedForward(config(activation=activation)).eval()
-    x = torch.randn(2, 5, 16)
-    inner = ACTIVATIONS[activation](x @ ffn[0].weight.T + ffn[0].bias)
-    torch.testing.assert_close(ffn(x), inner @ ffn[3].weight.T + ffn[3].bias)
-
-
-def test_the_feed_forward_is_two_one_by_one_convolutions():
-    ffn = FeedForward(config()).eval()
-    x = torch.randn(2, 5, 16)
-    inner = torch.nn.functional.conv1d(x.mT, ffn[0].weight[:, :, None], ffn[0].bias).relu()
-    out = torch.nn.functional.conv1d(inner, ffn[3].weight[:, :, None], ffn[3].bias).mT
-    torch.testing.assert_close(ffn(x), out, atol=1e-6, rtol=1e-5)
-
-
 def test_residual_and_norm_in_both_orders():
     x, sublayer = torch.randn(2, 5, 16), torch.nn.Linear(16, 16)
     post, pre = Residual(config(norm_first=False)).eval(), Residual(config(norm_first=True)).eval()
@@ -102,7 +85,7 @@ def test_residual_and_norm_in_both_orders():
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_under_autocast_what_is_multiplied_is_rounded_once_and_a_sum_that_is_not_normalised_never(norm_first):
     config = ModelConfig(d_model=16, num_heads=2, ffn_dim=32, norm_first=norm_first, dropout=0.0)
-    layer, read = TransformerDecoderLayer(config), []
+    layer, read = TransformerDecoderLayer(config).eval(), []
     for linear in (m for m in layer.modules() if isinstance(m, torch.nn.Linear)):
         linear.register_forward_pre_hook(lambda _, args: read.append(args[0].dtype))
     x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
@@ -254,7 +237,8 @@ def test_torch_compile_takes_each_layer_whole_whatever_its_length(encoder, half)
         for T, U in ((80, 5), (120, 7))
     ]
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        wanted = [model(*batch).log_probs for batch in inputs]
+        wanted = [model.eval()(*batch).log_probs for batch in inputs]
+        model.train()  # in which layers that are not compiled are rounded elsewhere in bfloat16
         for layer in layers_of(model):
             layer.compile(fullgraph=True, dynamic=True, backend="eager")
         for batch, log_probs in zip(inputs, wanted, strict=True):
