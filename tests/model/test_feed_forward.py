@@ -31,17 +31,18 @@ def test_the_feed_forward_is_two_one_by_one_convolutions(training):
     torch.testing.assert_close(ffn(x), out, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("frozen", [[], [0], [3]])
-def test_the_gradients_are_those_of_its_definition(frozen, p):
-    ffn = FeedForward(config(dropout=p)).double()
+def test_the_gradients_are_those_of_its_definition(frozen, p, activation):
+    ffn = FeedForward(config(dropout=p, activation=activation)).double()
     for index in frozen:
         ffn[index].requires_grad_(False)
     x = torch.randn(2, 5, 16, dtype=torch.float64, requires_grad=True)
     expand, _, _, output = ffn
 
     def by_definition(x):
-        inner = linear(x, expand.weight, expand.bias).relu()
+        inner = ACTIVATIONS[activation](linear(x, expand.weight, expand.bias))
         kept, scale = draw_kept(inner.shape, p)
         return linear(inner * kept * scale, output.weight, output.bias)
 
@@ -54,16 +55,17 @@ def test_the_gradients_are_those_of_its_definition(frozen, p):
         torch.testing.assert_close(one, other)
 
 
-def test_in_training_the_hidden_activations_are_stored_once():
+def test_in_training_the_hidden_activations_after_relu_are_stored_once():
     ffn, stored = FeedForward(config(dropout=0.3)), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.append(t.shape) or t, lambda t: t):
         ffn(torch.randn(2, 5, 16))
     assert stored.count((2, 5, 32)) == 1 and sum(32 in shape for shape in stored) == 3  # the others are weights
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_under_autocast_it_is_close_to_single_precision(p):
-    ffn, x, found = FeedForward(config(dropout=p)), torch.randn(3, 40, 16), []
+def test_under_autocast_it_is_close_to_single_precision(p, activation):
+    ffn, x, found = FeedForward(config(dropout=p, activation=activation)), torch.randn(3, 40, 16), []
     for half in (False, True):
         torch.manual_seed(6)
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
