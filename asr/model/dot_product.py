@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.dropout import Dropout
-from asr.model.masks import additive_mask, causal_mask
+from asr.model.masks import additive_mask, causal_mask, empty_rows
 
 # with at least MANY heads in the batch and at most FEW queries per head, plain products beat the fused kernel
 MANY, FEW = 32, 32
@@ -20,7 +20,7 @@ def attention_weights(Q: Tensor, K: Tensor, mask: Tensor | None = None) -> Tenso
     `mask` is bool, True = masked out, and broadcasts to the result; a fully masked row gives zeros. Or it is an
     `additive_mask`."""
     weights = _softmax_of_products(Q, K, mask)
-    empty = _empty(mask)
+    empty = empty_rows(mask)
     return weights if empty is None else weights.masked_fill(empty, 0.0)
 
 
@@ -31,11 +31,6 @@ def _softmax_of_products(Q: Tensor, K: Tensor, mask: Tensor | None) -> Tensor:
         scores = scores + (mask if mask.is_floating_point() else additive_mask(mask, scores.dtype))
     # in single precision: torch's softmax of bfloat16 takes three times as long
     return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
-
-
-def _empty(mask: Tensor | None) -> Tensor | None:
-    """The rows that a bool mask masks out fully, `(..., 1)`; None if there is no bool mask."""
-    return None if mask is None or mask.is_floating_point() else mask.all(dim=-1, keepdim=True)
 
 
 def leave_out_cudnn() -> None:
@@ -61,7 +56,7 @@ def scaled_dot_product_attention(
     agree."""
     if causal and mask is not None:
         mask, causal = mask | causal_mask(K.shape[2], K.device), False
-    empty = _empty(mask)
+    empty = empty_rows(mask)
     if _has_many_small_products(Q):
         mask = causal_mask(K.shape[2]) if causal else mask
         weights = _softmax_of_products(Q, K, mask)

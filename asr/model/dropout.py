@@ -82,8 +82,8 @@ def trains_on_cpu(module: nn.Module, x: Tensor) -> bool:
 
 def draw_kept(shape: torch.Size, p: float) -> tuple[Tensor, float]:
     """What dropout keeps on a CPU, a bool `shape`, and the scale of the rest: False with probability t / 256 and
-    1 / (1 - t / 256), where t is the whole number next to 256 p."""
-    threshold, count = round(256 * p), int(np.prod(shape))
+    1 / (1 - t / 256), where t is the whole number next to 256 p, at most 255."""
+    threshold, count = min(round(256 * p), 255), int(np.prod(shape))
     seed = int(torch.randint(2**62, (), dtype=torch.int64))
     words = np.random.SFC64(seed).random_raw((count + 7) // 8)
     kept = words.view(np.uint8)[:count] >= threshold

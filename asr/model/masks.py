@@ -24,6 +24,11 @@ def causal_mask(size: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(size, size, dtype=torch.bool, device=device).triu(1)
 
 
+def empty_rows(mask: Tensor | None) -> Tensor | None:
+    """The rows that a bool mask masks out fully, `(..., 1)`; None if there is no bool mask."""
+    return None if mask is None or mask.is_floating_point() else mask.all(dim=-1, keepdim=True)
+
+
 def either(mask: Tensor | None, other: Tensor) -> Tensor:
     """The union of two bool masks, of which the first may be None."""
     return other if mask is None else mask | other

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asr.model.dropout import draw_kept, keep
-from asr.model.masks import additive_mask
+from asr.model.masks import additive_mask, empty_rows
 
 
 def plain_attention(
@@ -23,9 +23,9 @@ def plain_attention(
     `(B, L_q, H, d_v)`.
 
     The result of one product stays in one tensor, as in `asr.model.flash_attention`: if `v` is None, `k` has V's heads
-    after K's, and if `k` is None, too, `q` has the heads of all three. `mask` is bool, True = masked out, and
-    broadcasts to `(B, H, L_q, L_k)`; queries that see no keys give zeros. Each weight is dropped with probability
-    `p`."""
+    after K's, and if `k` is None, too, `q` has the heads of all three. `mask` broadcasts to `(B, H, L_q, L_k)` and is
+    bool, True = masked out (queries that see no keys give zeros), or an `additive_mask`. Each weight is dropped with
+    probability `p`."""
     return _PlainAttention.apply(q, k, v, num_heads, mask, p)
 
 
@@ -38,13 +38,13 @@ class _PlainAttention(torch.autograd.Function):
         Q, K, V = _scaled(Q, 1 / math.sqrt(K.shape[-1])), K.contiguous(), V.contiguous()
         scores = Q @ K.mT
         if mask is not None:
-            scores += additive_mask(mask, scores.dtype)
+            scores += mask if mask.is_floating_point() else additive_mask(mask, scores.dtype)
         weights = dropped = scores.softmax(dim=-1)
         kept, ctx.scale = None, 1.0
         if p:
             kept, ctx.scale = draw_kept(weights.shape, p)
             dropped = keep(weights, kept, out=scores)
-        ctx.empty = _empty_rows(mask)
+        ctx.empty = empty_rows(mask)
         ctx.save_for_backward(Q, K, V, weights, dropped, kept)
         ctx.num_heads, ctx.shapes = num_heads, [None if x is None else x.shape for x in (q, k, v)]
         return _scaled(_without(dropped @ V, ctx.empty).transpose(1, 2), ctx.scale)
@@ -73,12 +73,6 @@ def _heads(q: Tensor, k: Tensor | None, v: Tensor | None, num_heads: int) -> lis
 def _scaled(x: Tensor, scale: float) -> Tensor:
     """The product, contiguous."""
     return torch.mul(x, scale, out=x.new_empty(x.shape))
-
-
-def _empty_rows(mask: Tensor | None) -> Tensor | None:
-    """The rows that a mask masks out fully, `(..., 1)`; None if there are none."""
-    empty = None if mask is None else mask.all(dim=-1, keepdim=True)
-    return empty if empty is not None and empty.any() else None
 
 
 def _without(x: Tensor, empty: Tensor | None) -> Tensor:

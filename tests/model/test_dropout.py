@@ -31,6 +31,11 @@ def test_what_is_not_kept_is_zero_and_the_rest_as_it_was(dtype, threads, monkeyp
     assert keep(x, kept, out=x) is x and torch.equal(x, expected)
 
 
+def test_something_is_kept_however_much_is_dropped():
+    kept, scale = draw_kept(torch.Size([100_000]), 0.9999)
+    assert scale == 256 and kept.float().mean().item() == pytest.approx(1 / 256, rel=0.2)
+
+
 def test_the_seed_fixes_what_is_kept_and_every_call_has_another():
     drawn = []
     for _ in range(2):

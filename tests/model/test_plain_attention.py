@@ -5,11 +5,16 @@ from asr.model.attention import MultiHeadAttention
 from asr.model.config import ModelConfig
 from asr.model.dot_product import attention_weights
 from asr.model.dropout import draw_kept
-from asr.model.masks import causal_mask, length_mask
+from asr.model.masks import additive_mask, causal_mask, length_mask
 from asr.model.plain_attention import plain_attention
 
 PADDING = length_mask(torch.tensor([7, 4]), 7)
-MASKS = {"none": None, "padding": PADDING, "padding and future": PADDING | causal_mask(7)}
+MASKS = {
+    "none": None,
+    "padding": PADDING,
+    "padding and future": PADDING | causal_mask(7),
+    "additive": additive_mask(PADDING, torch.float64),
+}
 B, H, L, D = 2, 3, 7, 8
 
 
