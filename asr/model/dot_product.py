@@ -29,7 +29,7 @@ def _softmax_of_products(Q: Tensor, K: Tensor, mask: Tensor | None) -> Tensor:
     scores = (Q * (1 / math.sqrt(K.shape[-1]))) @ K.contiguous().transpose(-2, -1)
     if mask is not None:
         scores = scores + (mask if mask.is_floating_point() else additive_mask(mask, scores.dtype))
-    # in single precision: torch's softmax of bfloat16 takes three times as long
+    # in single precision: the softmax of bfloat16 took older versions of torch three times as long
     return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 

@@ -88,8 +88,9 @@ def test_the_gradient_is_of_what_was_kept_and_a_byte_for_each_element_is_stored(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
-def test_of_relu_is_dropout_of_relu(device):
-    x, gradient = torch.randn(8, 50, device=device), torch.randn(8, 50, device=device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_relu_is_dropout_of_relu(dtype, device):
+    x, gradient = (torch.randn(8, 50, dtype=dtype, device=device) for _ in range(2))
     found = []
     for way in (lambda dropout, x: dropout(x.relu()), Dropout.of_relu):
         torch.manual_seed(5)

@@ -92,7 +92,11 @@ def test_under_autocast_what_is_multiplied_is_rounded_once_and_a_sum_that_is_not
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x, to_autocast_dtype(memory))
     assert len(read) == 10 and set(read) == {torch.bfloat16}
-    assert out.dtype == (torch.float32 if norm_first else torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        in_training = layer.train()(x, to_autocast_dtype(memory))
+    assert set(read) == {torch.bfloat16}
+    assert out.dtype == in_training.dtype == (torch.float32 if norm_first else torch.bfloat16)
+    torch.testing.assert_close(in_training.float(), out.float(), atol=0.03, rtol=0.03)
     assert to_autocast_dtype(x) is x
 
 
