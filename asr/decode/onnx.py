@@ -119,23 +119,22 @@ def check_export(folder: str | Path) -> None:
 def _write_graphs(recognizer: Recognizer, folder: Path) -> None:
     model = recognizer.model
     encoder, decoder = EncoderGraph(model).eval(), DecoderGraph(model).eval()
-    B, N, W, S, M = map(torch.export.Dim, "BNWSM")
     sounds = _graph_inputs(recognizer, random_inputs(model, [round(s * recognizer.rate) for s in (1.5, 1.2)]))
-    axes = {SOURCE[encoder.takes]: {0: B, 1: N}, "lens": {0: B}}
+    axes = {SOURCE[encoder.takes]: {0: "B", 1: "N"}, "lens": {0: "B"}}
     outputs = ["memory_lens", "cross_keys", "cross_values", *(["ctc_log_probs"] if model.transformer.ctc else [])]
     _write(folder / ENCODER, encoder, sounds, axes, outputs)
     memory_lens, keys, values, *_ = encoder(*sounds)
     past = [x.new_zeros(*x.shape[:3], 6, x.shape[4]) for x in (keys, values)]  # two steps of three hypotheses
     tokens, hidden = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, 6, dtype=torch.bool)
     step = (tokens, *past, hidden, keys, values, memory_lens)
-    axes = {"tokens": {0: B, 1: W}, "past_keys": {1: B, 3: S}, "past_values": {1: B, 3: S}}
-    axes |= {"hidden": {0: B, 1: W, 2: S}, "cross_keys": {1: B, 3: M}, "cross_values": {1: B, 3: M}}
-    axes |= {"memory_lens": {0: B}}
+    axes = {"tokens": {0: "B", 1: "W"}, "past_keys": {1: "B", 3: "S"}, "past_values": {1: "B", 3: "S"}}
+    axes |= {"hidden": {0: "B", 1: "W", 2: "S"}, "cross_keys": {1: "B", 3: "M"}, "cross_values": {1: "B", 3: "M"}}
+    axes |= {"memory_lens": {0: "B"}}
     _write(folder / DECODER, decoder, step, axes, ["log_probs", "keys", "values", "hidden_after"])
 
 
 def _write(
-    path: Path, graph: nn.Module, inputs: tuple[Tensor, ...], axes: dict[str, dict[int, Any]], outputs: list[str]
+    path: Path, graph: nn.Module, inputs: tuple[Tensor, ...], axes: dict[str, dict[int, str]], outputs: list[str]
 ) -> None:
     """Writes the graph that `inputs` take through the module; their `axes` can have any size."""
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
