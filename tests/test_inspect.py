@@ -6,8 +6,10 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 
 import pytest
+import torch
 
 from asr import inspect, plots
 from asr.resources import resource
@@ -70,6 +72,18 @@ def test_in_a_browser_all_pictures_are_there_and_layer_and_head_can_be_chosen(pa
     assert cross["first"] == [[3, 1]] and own["first"] == [[12, 1]]  # the last layers
     for section in (cross, own):
         assert section["choices"] == [[[1, 2]], [[2, 4]]]
+
+
+def test_every_head_has_its_own_picture_under_its_own_title(observation):  # noqa: F811
+    def drawn(image: str) -> tuple[str, str]:
+        svg = base64.b64decode(re.search('base64,([^"]*)', image)[1]).decode()
+        return re.search('xlink:href="(data:image/png[^"]*)"', svg)[1], re.search(">([^<]*layer[^<]*)</text>", svg)[1]
+
+    varied = replace(observation, self_attention=torch.rand(3, 2, 12, 12).softmax(dim=-1))
+    pictures = list(inspect._images(partial(plots.self_attention, varied), varied.self_attention))
+    alone = [inspect._image(plots.self_attention(varied, layer, head)) for layer in (1, 2, 3) for head in (1, 2)]
+    assert [drawn(picture) for picture in pictures] == [drawn(picture) for picture in alone]
+    assert len({drawn(picture) for picture in pictures}) == 6
 
 
 def test_every_script_is_drawn(observation, recwarn):  # noqa: F811
