@@ -133,7 +133,8 @@ class Samples(L.Callback):
         decoder = model.transformer.decoder
         memory, memory_lens = model.transformer.encoder(X, X_lens)
         decoder(decoder.prompted(Y), memory, memory_lens, weights)
-        figure = Figure(figsize=(8, 4), layout="constrained")
+        figure = Figure(figsize=(8, 4))
+        figure.subplots_adjust(left=0.07, right=0.99, bottom=0.12, top=0.97)  # a layout would draw it twice
         axes = figure.add_subplot(xlabel="encoder frame", ylabel="token")  # the tokens are in the transcripts
         axes.imshow(weights[-1][0].mean(dim=0).float().cpu(), aspect="auto", origin="lower")
         return figure
