@@ -49,6 +49,14 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch) -> None:
+    """Has trainings draw neither curves nor attention, which would take half of a tiny one, except for models that
+    several tests share and for the commands."""
+    monkeypatch.setattr("asr.training.report._plots", lambda panels: "")
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_figure", lambda *figure: None)
+
+
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
     """Makes Ctrl-C work as in a terminal: a process in the background may have been started without it."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ class _Factories(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if any(isinstance(x, Elsewhere) for x in tree_leaves((args, kwargs))) or kwargs.get("device") is not None:
+        if any(isinstance(x, Elsewhere) for x in _leaves((args, kwargs))) or kwargs.get("device") is not None:
             return _dispatch(function, args, kwargs)
         return function(*args, **kwargs)
 
@@ -106,7 +106,7 @@ def _dispatch(function, args: tuple, kwargs: dict):
         decomposed = function.decompose(*args, **kwargs)  # in inference mode, composite functions arrive undecomposed
     if decomposed is not NotImplemented:
         return decomposed
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    tensors = [x for x in _leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     ours = [x for x in tensors if isinstance(x, Elsewhere)]
     others = [x for x in tensors if not isinstance(x, Elsewhere) and x.dim()]
     wanted = kwargs.get("device")
@@ -123,8 +123,8 @@ def _dispatch(function, args: tuple, kwargs: dict):
 
 
 def _compute(function, args: tuple, kwargs: dict, elsewhere: bool):
-    known = {id(x.held): x for x in tree_leaves((args, kwargs)) if isinstance(x, Elsewhere)}
-    args, kwargs = tree_map(lambda x: x.held if isinstance(x, Elsewhere) else x, (args, kwargs))
+    known = {id(x.held): x for x in _leaves((args, kwargs)) if isinstance(x, Elsewhere)}
+    args, kwargs = _map(lambda x: x.held if isinstance(x, Elsewhere) else x, (args, kwargs))
     found = function(*args, **kwargs)
     if not elsewhere:
         return found
@@ -134,7 +134,23 @@ def _compute(function, args: tuple, kwargs: dict, elsewhere: bool):
             return x
         return known[id(x)] if id(x) in known else Elsewhere(x)
 
-    return tree_map(there, found)
+    return _map(there, found)
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    """As torch's `tree_leaves`, but for what operators take, and several times as fast."""
+    if type(tree) in (tuple, list, dict):
+        for inner in tree.values() if type(tree) is dict else tree:
+            yield from _leaves(inner)
+    else:
+        yield tree
+
+
+def _map(change: Callable[[Any], Any], tree: Any) -> Any:
+    """As torch's `tree_map`, but for what operators take and return."""
+    if type(tree) is dict:
+        return {name: _map(change, inner) for name, inner in tree.items()}
+    return type(tree)(_map(change, inner) for inner in tree) if type(tree) in (tuple, list) else change(tree)
 
 
 def _line() -> str:

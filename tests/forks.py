@@ -1,8 +1,8 @@
 """Runs commands without the seconds of their imports: a process that has imported everything forks for each command.
 
-`programs()` starts it and yields a folder whose `python` passes commands (`python -m asr...`) on to it, with the
-arguments, environment, working directory and standard streams of the caller; anything else goes to the interpreter. A
-command that starts others, such as a training with two processes, starts them with that `python`, too.
+`programs()` starts it and yields a folder whose `python` passes commands (`python -m asr...`) and code (`python -c`) on
+to it, with the arguments, environment, working directory and standard streams of the caller; anything else goes to the
+interpreter. A command that starts others, such as a training with two processes, starts them with that `python`, too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PYTHON = """#!{python} -SE
 import json, os, socket, sys
-if sys.argv[1:2] != ["-m"] or not sys.argv[2].startswith("asr."):
+if sys.argv[1:2] != ["-c"] and not (sys.argv[1:2] == ["-m"] and sys.argv[2].startswith("asr.")):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
     socket.send_fds(server, [b"!"], [0, 1, 2])
-    server.sendall(json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode())
+    server.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode())
     server.shutdown(socket.SHUT_WR)
     sys.exit((server.recv(1) or b"\\1")[0])
 """
@@ -81,22 +81,25 @@ def serve(address: str) -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    """Runs the requested module, reports its exit code, and ends this process."""
+    """Runs the requested module or code, reports its exit code, and ends this process."""
     streams = socket.recv_fds(connection, 1, 3)[1]
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     from lightning.pytorch.utilities import rank_zero_only
 
-    arguments, folder, environment = json.loads(connection.makefile("rb").read())
+    (how, what, *arguments), folder, environment = json.loads(connection.makefile("rb").read())
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     rank_zero_only.rank = int(environment.get("LOCAL_RANK", 0))  # Lightning reads it only on import
-    sys.argv = arguments
+    sys.argv = [what if how == "-m" else how, *arguments]
     code: object = 1
     try:
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        if how == "-m":
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        else:
+            exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
         code = 0
     except SystemExit as ended:
         code = ended.code or 0

@@ -27,18 +27,17 @@ from asr.training.config import DataConfig, LMTrainConfig, TrainConfig
 from asr.training.module import SpeechTraining
 from asr.training.run import train
 from tests.test_commands import call
-from tests.training.tones import options
+from tests.training.tones import composed, options
 
 SCHEMAS = {"train": TrainConfig, "train_lm": LMTrainConfig}
 
 
 def resumed(out: Path, *typed: str, command: str = "train") -> Any:
     """The options of the training in `out` when it is resumed with the options `typed`."""
-    register()
     words = [f"out={out}", *typed]
-    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-        composed = compose(command, words)
-    saved, _ = _with_saved_options(composed, SCHEMAS[command], OverridesParser.create().parse_overrides(words))
+    saved, _ = _with_saved_options(
+        composed(command, words), SCHEMAS[command], OverridesParser.create().parse_overrides(words)
+    )
     return build_config(saved)
 
 
@@ -154,9 +153,11 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
 @pytest.mark.parametrize("experiment", [path.stem for path in (resource("conf") / "experiment").glob("*.yaml")])
 def test_every_shipped_experiment_composes(experiment):
     register()
+    words = [f"experiment={experiment}", "data.train=[a]", "data.dev=[b]"]
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-        composed = compose("train", [f"experiment={experiment}", "data.train=[a]", "data.dev=[b]"])
-    config = build_config(composed)
+        found = compose("train", words)
+    assert found == composed("train", words)  # as other tests compose
+    config = build_config(found)
     assert isinstance(config, TrainConfig) and isinstance(config.data, DataConfig)
 
 

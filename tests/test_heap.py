@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,20 +26,20 @@ print(mallinfo().uordblks - before)
 """
 
 
-def growth(kernels: int, **environment: str) -> int:
+def growth(programs: Path, kernels: int, **environment: str) -> int:
     """The bytes by which the heap grows during convolutions of 150 shapes."""
     free = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
-    command = [sys.executable, "-c", GROWTH, str(kernels)]
+    command = [programs / "python", "-c", GROWTH, str(kernels)]
     done = subprocess.run(command, env=free | environment, capture_output=True, text=True)
     if "mallinfo2" in done.stderr:
         pytest.skip("this C library does not tell what is in use")
     return int(done.stdout)
 
 
-def test_fewer_kernels_take_less_memory():
-    assert growth(8) < growth(1024) / 2
+def test_fewer_kernels_take_less_memory(programs):
+    assert growth(programs, 8) < growth(programs, 1024) / 2
 
 
-def test_what_the_user_set_stays():
+def test_what_the_user_set_stays(programs):
     few = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8", "LRU_CACHE_CAPACITY": "8"}
-    assert growth(1024, **few) < growth(1024) / 2
+    assert growth(programs, 1024, **few) < growth(programs, 1024) / 2

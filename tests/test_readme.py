@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tarfile
 
 import pytest
@@ -108,9 +107,9 @@ def test_what_a_model_is_sure_of_becomes_a_corpus(tmp_path):
     assert [json.loads(line) for line in lines] == [{"audio_filepath": "sure.flac", "text": "so it", "duration": 1.5}]
 
 
-def test_the_python_examples_run(workplace):
+def test_the_python_examples_run(workplace, programs):
     for block in blocks("python"):
-        done = subprocess.run([sys.executable, "-c", block], cwd=workplace, capture_output=True, text=True)
+        done = subprocess.run([programs / "python", "-c", block], cwd=workplace, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
 

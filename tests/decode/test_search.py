@@ -45,20 +45,31 @@ def search_features(model: Transformer, X, X_lens, options: DecodeOptions, langu
     return search(model, *model.encoder(X, X_lens), options, language_model)
 
 
-def total(log_probs, tokens: list[int]) -> float:
-    return sum(log_probs[i, token].item() for i, token in enumerate([*tokens, EOS]))
+def totals(log_probs, tokens: torch.Tensor) -> torch.Tensor:
+    """The sums `(N,)` of the log-posteriors `(N, n + 1, V)` of `tokens` `(N, n)` and of the end."""
+    ended = torch.nn.functional.pad(tokens, (0, 1), value=EOS)
+    return log_probs.double().gather(2, ended[:, :, None]).sum(dim=(1, 2))
+
+
+def scores(model: Transformer, memory, tokens: torch.Tensor, ctc_weight: float) -> torch.Tensor:
+    """The joint scores `(N,)` of transcripts `(N, n)`, by the full forward pass and torch's own CTC."""
+    N, n = tokens.shape
+    lens = torch.full((N,), memory.shape[1])
+    started = torch.nn.functional.pad(tokens, (1, 0), value=SOS)
+    attention = totals(model.decoder(started, memory.expand(N, -1, -1), lens), tokens)
+    ctc = model.ctc_log_probs(memory).transpose(0, 1).double().expand(-1, N, -1)
+    loss = torch.nn.functional.ctc_loss(ctc, tokens, lens, torch.full((N,), n), reduction="none")
+    return (1 - ctc_weight) * attention - ctc_weight * loss if ctc_weight else attention
 
 
 def score(model: Transformer, memory, tokens: list[int], ctc_weight: float) -> float:
-    """The joint score of one transcript, by the full forward pass and torch's own CTC."""
-    lens = torch.tensor([memory.shape[1]])
-    attention = total(model.decoder(torch.tensor([[SOS, *tokens]]), memory, lens)[0], tokens)
-    if not ctc_weight:
-        return attention
-    ctc = model.ctc_log_probs(memory).transpose(0, 1).double()
-    labels = torch.tensor([tokens], dtype=torch.long)
-    loss = torch.nn.functional.ctc_loss(ctc, labels, lens, torch.tensor([len(tokens)]), reduction="sum")
-    return (1 - ctc_weight) * attention - ctc_weight * loss.item()
+    return scores(model, memory, torch.tensor([tokens], dtype=torch.long), ctc_weight).item()
+
+
+def of_every_length(longest: int) -> list[torch.Tensor]:
+    """All transcripts of up to `longest` tokens, those of each length together, `(N, n)`."""
+    lengths = (list(itertools.product((1, 4, 5, 6), repeat=n)) for n in range(longest + 1))
+    return [torch.tensor(each, dtype=torch.long) for each in lengths]
 
 
 @pytest.mark.parametrize(
@@ -73,15 +84,18 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(
     memory, lens = transformer.encoder(X[1:2, :23], X_LENS[1:2])
     assert lens.item() == 5 and memory.shape[1] == 5
     memory, lens = memory[:, :4], torch.tensor([4])
-    every = [list(y) for n in range(5) for y in itertools.product((1, 4, 5, 6), repeat=n)]
 
-    def joint(y: list[int]) -> float:
-        Y = torch.tensor([[SOS, *y]])
-        lm = total(language_model(Y)[0], y)
-        ilm = total(transformer.bigram.log_probs[Y[0]], y) if lm_weight and ctc_weight < 1 else 0.0
-        return score(transformer, memory, y, ctc_weight) + lm_weight * lm - ilm_weight * ilm + 0.5 * len(y)
+    def joint(tokens: torch.Tensor) -> torch.Tensor:
+        Y = torch.nn.functional.pad(tokens, (1, 0), value=SOS)
+        lm = totals(language_model(Y), tokens)
+        ilm = totals(transformer.bigram.log_probs[Y], tokens) if lm_weight and ctc_weight < 1 else 0.0
+        of_the_model = scores(transformer, memory, tokens, ctc_weight)
+        return of_the_model + lm_weight * lm - ilm_weight * ilm + 0.5 * tokens.shape[1]
 
-    scored = sorted(((joint(y), y) for y in every), reverse=True)
+    scored = sorted(
+        (pair for tokens in of_every_length(4) for pair in zip(joint(tokens).tolist(), tokens.tolist(), strict=True)),
+        reverse=True,
+    )
     weights = {"ctc_weight": ctc_weight, "lm_weight": lm_weight, "ilm_weight": ilm_weight, "length_bonus": 0.5}
     options = DecodeOptions(strategy, beam_size=256, nbest=3, **weights)
     found = search(transformer, memory, lens, options, language_model)[0]
@@ -137,8 +151,7 @@ def test_reported_scores_are_the_models(transformer, ctc_weight):
 def test_exhaustive_search_is_never_beaten_and_a_full_beam_equals_it(transformer, beam_size):
     memory, lens = transformer.encoder(X[1:2, :23], X_LENS[1:2])
     memory, lens = memory[:, :4], torch.tensor([4])
-    every = (list(y) for n in range(5) for y in itertools.product((1, 4, 5, 6), repeat=n))
-    best = max(score(transformer, memory, y, 0.3) for y in every)
+    best = max(scores(transformer, memory, tokens, 0.3).max().item() for tokens in of_every_length(4))
     found = search(transformer, memory, lens, DecodeOptions(beam_size=beam_size))[0][0].score
     assert found <= best + 1e-4
     if beam_size == 64:
@@ -294,8 +307,10 @@ def test_a_prompt_of_several_tokens_is_read_before_the_first_is_written(transfor
     for (best, *_), memory, n in zip(
         search_features(prompted, X, X_LENS, options), *prompted.encoder(X, X_LENS), strict=True
     ):
-        log_probs = prompted.decoder(torch.tensor([[SOS, 6, 4, *best.tokens]]), memory[None], n[None])[0, 2:]
-        assert best.score == pytest.approx(total(log_probs, best.tokens), abs=1e-4)
+        log_probs = prompted.decoder(torch.tensor([[SOS, 6, 4, *best.tokens]]), memory[None], n[None])[:, 2:]
+        assert best.score == pytest.approx(
+            totals(log_probs, torch.tensor([best.tokens], dtype=torch.long)).item(), abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("ctc_weight", [0.0, 0.3])

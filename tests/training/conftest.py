@@ -8,13 +8,6 @@ from asr.training.run import train
 from tests.training.tones import options
 
 
-@pytest.fixture(autouse=True)
-def no_curves(monkeypatch) -> None:
-    """Draws no curves, which would take a third of a tiny training, except for models that several tests share and
-    for the commands."""
-    monkeypatch.setattr("asr.training.report._plots", lambda panels: "")
-
-
 @pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory) -> tuple[Path, float]:
     """A model and its WER on dev, shared by all test processes."""

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from asr.audio.features import FeatureConfig
-from asr.composition import build_config, register
+from asr.composition import build_config
 from asr.decode import DecodeOptions, Recognizer
 from asr.model.folder import ModelError
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
-from asr.resources import resource
 from asr.text.tokenizer import SOS, SPECIALS, CharTokenizer
 from asr.training.building import adapt_language_model
 from asr.training.config import LMTrainConfig
@@ -27,6 +25,7 @@ from asr.training.text import Batches
 from tests.conftest import LETTERS
 from tests.kinds import TINY
 from tests.test_commands import call
+from tests.training.tones import composed
 
 
 def configured(folder: Path) -> LMTrainConfig:
@@ -35,14 +34,12 @@ def configured(folder: Path) -> LMTrainConfig:
     lines = (" ".join(itertools.islice(itertools.cycle(["ab", "cd"]), n, 2 * n + 1)) for n in range(1, 13))
     (folder / "text.txt").write_text("\n".join(lines) + "\n")
     text = f"[{folder / 'text.txt'}]"
-    register()
     small = ["model.d_model=32", "model.num_heads=2", "model.decoder_layers=1", "model.ffn_dim=64", "model.dropout=0"]
     words = [
         *(f"tokenizer={folder / 'asr'}", f"out={folder / 'lm'}", f"data.train={text}", f"data.dev={text}"),
         *("epochs=60", "optimizer.lr=1e-2", "optimizer.warmup=5", "data.batch_tokens=200", "precision=32-true"),
     ]
-    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-        return build_config(compose("train_lm", [*words, *small]))
+    return build_config(composed("train_lm", [*words, *small]))
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_the_optimisers_moments_have_room_while_batches_are_tried(data, monkeypa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
-def test_what_is_freed_stays_with_the_process_and_goes_back_now_and_then():
+def test_what_is_freed_stays_with_the_process_and_goes_back_now_and_then(programs):
     code = """
 import types, torch
 from pathlib import Path
@@ -137,6 +137,6 @@ kept = mib() - before
 freed.on_train_batch_end(None, module, None, None, TRIM_EVERY - 1)
 print(kept, mib() - before)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([programs / "python", "-c", code], capture_output=True, text=True, check=True)
     kept, left = map(float, done.stdout.split())
     assert kept > 200 and left < 50
