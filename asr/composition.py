@@ -67,6 +67,8 @@ def register() -> None:
     store.store(name="pretrain_schema", node=_writable(PretrainConfig))
     for name, preset in PRESETS.items():
         store.store(group="model", name=name, node=_writable(preset))
+    # Hydra copies the whole store for each group of files that it lists, though it also copies what it loads from it
+    store.__deepcopy__ = lambda memo: store
 
 
 def build_config(composed: DictConfig) -> Any:

@@ -22,6 +22,7 @@ from asr.composition import (
     register,
     training_command,
 )
+from asr.model.config import PRESETS
 from asr.resources import resource
 from asr.training.config import DataConfig, LMTrainConfig, TrainConfig
 from asr.training.module import SpeechTraining
@@ -159,6 +160,16 @@ def test_every_shipped_experiment_composes(experiment):
     assert found == composed("train", words)  # as other tests compose
     config = build_config(found)
     assert isinstance(config, TrainConfig) and isinstance(config.data, DataConfig)
+
+
+def test_what_is_composed_can_be_changed_without_a_trace():
+    """Hydra's store is not copied as a whole."""
+    register()
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        first = compose("train", ["model=tiny"])
+        first.model.d_model = first.data.batch_seconds = 1
+        second = compose("train", ["model=tiny"])
+    assert second.model.d_model == PRESETS["tiny"].d_model and second.data.batch_seconds != 1
 
 
 def test_the_composed_config_is_shown(tmp_path):
@@ -348,10 +359,10 @@ def test_an_interrupted_training_says_how_to_go_on(corpus, tmp_path, monkeypatch
     assert "asr.train: interrupted; resume=true continues\n" in capsys.readouterr().err
 
 
-def test_a_reader_that_has_had_enough_ends_it_without_a_word():
+def test_a_reader_that_has_had_enough_ends_it_without_a_word(programs):
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "asr.train", "--help"]
+    command = [programs / "python", "-m", "asr.train", "--help"]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")

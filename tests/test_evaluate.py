@@ -12,15 +12,15 @@ from tests.conftest import sure_of_what_it_hears
 from tests.test_commands import call, run
 
 
-def test_processes_share_a_corpus_and_the_first_has_all_of_it_in_order(files):
+def test_processes_share_a_corpus_and_the_first_has_all_of_it_in_order(files, programs):
     for i in range(3):  # five utterances of different lengths, for two processes
         soundfile.write(files / f"c{i}.wav", np.random.default_rng(i).normal(0, 0.1, 4000 * (5 - i)), SAMPLE_RATE)
         (files / f"c{i}.txt").write_text("three four")
     sure_of_what_it_hears(files / "model")
     options = [files, "--model", files / "model", "--precision", "float32", "--beam-size", 2, "--json", "--out"]
     alone = call("asr.evaluate", *options, files / "alone.jsonl")
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m"]
-    together = run(*launch, "asr.evaluate", *options, files / "together.jsonl")
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--no-python", programs / "python"]
+    together = run(*launch, "-m", "asr.evaluate", *options, files / "together.jsonl")
     assert together.returncode == 0, together.stderr.decode()
     figures = [json.loads(done.stdout.decode().splitlines()[-1]) for done in (alone, together)]
     assert figures[0]["words"] == figures[1]["words"] and figures[1]["utterances"] == 5
