@@ -144,8 +144,8 @@ def _select(count: int, chosen: int) -> str:
 
 
 def _images(draw: Callable[[int, int], Figure], weights: Tensor) -> Iterator[str]:
-    """The pictures of all heads of all layers, hidden; `weights` `(L, H, ...)`. It is one figure, whose axes are drawn
-    and fitted once: only the weights and the title change, which takes less than half the time."""
+    """The pictures of all heads of all layers, hidden; `weights` `(L, H, ...)`. It is one figure, whose axes are made
+    and fitted once: only the weights and the title change."""
     figure = draw(1, 1)
     (axes,) = figure.axes
     (image,) = axes.get_images()
