@@ -14,7 +14,7 @@ from torch import nn
 from asr.model.layers import layers_of
 from asr.training.config import RunConfig
 from asr.training.muon import Muon
-from asr.training.resuming import LOOK_EVERY, step_seed
+from asr.training.resuming import LOOK_EVERY, seed_step
 from asr.training.schedule import lr_factor, warmup_updates
 from asr.training.sharding import Sharded, whole_norm
 
@@ -58,11 +58,16 @@ class Training(L.LightningModule):
             half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
             self.sharded = Sharded(self.get_submodule(self.stack), self.device_mesh["data_parallel"], half)
 
+    def log_update(self, values: dict[str, torch.Tensor]) -> None:
+        """Logs values of an update if the curves have a point there: for Lightning each takes about a millisecond."""
+        if (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0:
+            self.log_dict(values)
+
     def add_train(self, weight: torch.Tensor, values: dict[str, torch.Tensor], empty: bool = False) -> None:
         """Adds a batch's means, scalars, to those of the epoch if they are finite: skipped updates do not count.
         `weight`: the number of tokens or frames that they are over; `empty`: they are over none, and are not logged."""
         if not empty:
-            self.log_dict({f"train/{name}_step": value.detach() for name, value in values.items()})
+            self.log_update({f"train/{name}_step": value.detach() for name, value in values.items()})
         means = torch.stack([value.detach().double() for value in values.values()])
         weight = weight * means.isfinite().all()
         sums = torch.cat([weight * means.nan_to_num(0.0, 0.0, 0.0), weight[None]])
@@ -144,7 +149,7 @@ class Training(L.LightningModule):
             self.trainer.check_val_every_n_epoch = 1
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        torch.manual_seed(step_seed(self.seed, self.current_epoch, self.global_rank, batch_idx))
+        seed_step(self.device, self.seed, self.current_epoch, self.global_rank, batch_idx)
         # the x-axis of the curves: after resuming within an epoch Lightning would count an update twice
         self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.global_step
 
@@ -163,7 +168,7 @@ class Training(L.LightningModule):
         self._weigh_gradients()
         # Lightning's own clipping refuses fused optimisers because of float16's loss scale, which bf16 does not have
         norm = whole_norm(nn.utils.clip_grad_norm_(self.parameters(), self.settings.clip))
-        self.log("train/gradient_norm", norm)
+        self.log_update({"train/gradient_norm": norm})
         broken = (~norm.isfinite()).float()
         self.skipped = torch.stack([self.skipped[0] + broken, (self.skipped[1] + 1) * broken])
         if self._fused:  # which skips the update on the device, as for a loss scale that was too large

@@ -20,7 +20,7 @@ from asr.training.config import PretrainConfig
 from asr.training.data import SoundData
 from asr.training.memory import NOTHING, dummy_batch
 from asr.training.report import write_report
-from asr.training.resuming import step_seed
+from asr.training.resuming import seed_step
 from asr.training.trainer import begin, device_count, extent, new_trainer, set_statistics
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Pretraining(Training):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         if not len(batch.lens):
             return
-        torch.manual_seed(step_seed(self.seed, 0, self.global_rank, batch_idx))  # the same masks each time
+        seed_step(self.device, self.seed, 0, self.global_rank, batch_idx)  # the same masks each time
         found = self._predict(batch)
         self.add_dev(found.frames, found.masked_loss, 100 * found.accuracy)
 

@@ -39,6 +39,15 @@ def step_seed(*place: int) -> int:
     return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def seed_step(device: torch.device, *place: int) -> None:
+    """Seeds the generators of the CPU and of `device` for `place`, as `torch.manual_seed` does for every kind of device,
+    which takes a millisecond."""
+    seed = step_seed(*place)
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint that Lightning wrote; tensors are read from the file when they are used. Raises ValueError for an
     incomplete file."""

@@ -121,7 +121,7 @@ def test_what_each_process_minimises_averages_to_the_loss_of_the_whole(monkeypat
 
 def test_the_loss_of_an_epoch_leaves_out_what_is_not_finite():
     logged = {}
-    training = types.SimpleNamespace(train_sums=None, log_dict=logged.update)
+    training = types.SimpleNamespace(train_sums=None, log_dict=logged.update, log_update=logged.update)
     training.trainer = types.SimpleNamespace(strategy=types.SimpleNamespace(reduce=lambda sums, reduce_op: sums))
     for tokens, loss in ((1, 2.0), (5, torch.inf), (3, 4.0)):
         Training.add_train(training, torch.tensor(tokens), {"total": torch.tensor(loss)})
@@ -156,7 +156,7 @@ def test_a_training_masks_what_is_no_text_and_asks_for_ctc_from_layers_between(m
 def test_gradients_are_no_longer_than_the_options_say():
     weight, logged = torch.nn.Parameter(torch.zeros(2)), {}
     training = types.SimpleNamespace(settings=OptimizerConfig(clip=2.0), parameters=lambda: [weight])
-    training.skipped, training.log, training._fused = torch.zeros(2), logged.__setitem__, False
+    training.skipped, training.log_update, training._fused = torch.zeros(2), logged.update, False
     training._weigh_gradients = lambda: None
     for gradient, clipped in (([3.0, 4.0], [1.2, 1.6]), ([0.3, 0.4], [0.3, 0.4])):
         weight.grad = torch.tensor(gradient)
@@ -168,7 +168,7 @@ def test_gradients_are_no_longer_than_the_options_say():
 def test_updates_without_finite_gradients_are_counted_in_all_and_in_a_row():
     weight = torch.nn.Parameter(torch.zeros(1))
     training = types.SimpleNamespace(settings=OptimizerConfig(), parameters=lambda: [weight], skipped=torch.zeros(2))
-    training._weigh_gradients, training.log, training._fused = lambda: None, lambda *_: None, False
+    training._weigh_gradients, training.log_update, training._fused = lambda: None, lambda *_: None, False
     counts = []
     for gradient in (torch.nan, 1.0, torch.inf, -torch.inf, torch.nan):
         weight.grad = torch.tensor([gradient])

@@ -17,7 +17,7 @@ from asr.training.averaging import best_checkpoints
 from asr.training.config import OptimizerConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.module import SpeechTraining
-from asr.training.resuming import LastCheckpoint, Resumable, WholeCheckpoints, read_checkpoint, step_seed
+from asr.training.resuming import LastCheckpoint, Resumable, WholeCheckpoints, read_checkpoint, seed_step, step_seed
 from asr.training.run import train
 from tests.training.tones import options
 
@@ -45,16 +45,16 @@ def test_batches_that_were_trained_on_are_left_out_of_their_epoch_alone():
 
 def test_each_step_of_each_process_has_a_seed_of_its_own():
     seeds = [step_seed(*place) for place in ((1, 0, 0, 0), (2, 0, 0, 0), (1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1))]
-    assert len(set(seeds)) == 5
-    assert seeds[0] == step_seed(1, 0, 0, 0)
+    assert len(set(seeds)) == 5 and seeds[0] == step_seed(1, 0, 0, 0)
     torch.manual_seed(max(seeds))
+    seed_step(torch.device("cpu"), 1, 0, 0, 0)
+    assert torch.rand(()) == torch.rand((), generator=torch.Generator().manual_seed(seeds[0]))
 
 
 def test_each_batch_of_each_epoch_has_random_numbers_of_its_own():
-    drawn = []
-    first = (1, 0, 0, 0)
+    drawn, first = [], (1, 0, 0, 0)
     for seed, epoch, rank, batch in (first, (2, 0, 0, 0), (1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1), first):
-        training = types.SimpleNamespace(seed=seed, current_epoch=epoch, global_rank=rank, trainer=MagicMock())
+        training = MagicMock(seed=seed, current_epoch=epoch, global_rank=rank, device=torch.device("cpu"))
         SpeechTraining.on_train_batch_start(training, None, batch)
         drawn.append(torch.rand(()).item())
     assert len(set(drawn)) == 5 and drawn[0] == drawn[-1]

@@ -75,6 +75,8 @@ def test_what_a_training_leaves_behind(trained):
     assert checkpoint["config"]["model"]["d_model"] == 32
     board = EventAccumulator(str(out / "tensorboard"), size_guidance={"images": 0})
     assert len(board.Reload().Images("dev/attention")) == 40 // 10 + 1  # a picture of each validation
+    for curve in ("train/total_step", "train/gradient_norm", "lr/pg1"):
+        assert [point.step for point in board.Scalars(curve)] == list(range(9, checkpoint["global_step"], 10))
     report = (out / "report.html").read_text()
     assert f"dev WER {trained[1]:.2f} %" in report and "<b>heard</b>" in report
     assert all(report.count(f"<!-- {title} -->") == 1 for title in ("dev WER (%)", "learning rate"))
