@@ -40,8 +40,8 @@ def step_seed(*place: int) -> int:
 
 
 def seed_step(device: torch.device, *place: int) -> None:
-    """Seeds the generators of the CPU and of `device` for `place`, as `torch.manual_seed` does for every kind of device,
-    which takes a millisecond."""
+    """Seeds the generators of the CPU and of `device` for `place`, as `torch.manual_seed` does for every kind of
+    device, which takes a millisecond."""
     seed = step_seed(*place)
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
