@@ -16,6 +16,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from asr.heap import importing
+
 if TYPE_CHECKING:
     from asr.decode import Recognizer
 
@@ -129,8 +131,9 @@ def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: 
 
 def load_model(model: str | None, device: str | None, **settings) -> Recognizer:
     """Calls `Recognizer.load`; raises ValueError for a --device that does not exist."""
-    from asr.decode.device import existing_device
-    from asr.decode.recognizer import Recognizer
+    with importing():
+        from asr.decode.device import existing_device
+        from asr.decode.recognizer import Recognizer
 
     return Recognizer.load(model, existing_device(device, "--device"), **settings)
 

@@ -30,6 +30,7 @@ from yaml import YAMLError
 
 from asr.commands import fail, give_up_output, replace_closed_outputs
 from asr.files import replacing
+from asr.heap import importing
 from asr.model.config import PRESETS
 from asr.resources import resource
 from asr.training.config import OF_THE_REST, LMTrainConfig, PretrainConfig, TrainConfig
@@ -101,7 +102,8 @@ def training_command(command: str, schema: type, train: str) -> None:
     for an option or data that cannot be used."""
 
     def run(composed: DictConfig) -> None:
-        from lightning.pytorch.utilities import rank_zero_only  # Lightning sets log levels on import
+        with importing():
+            from lightning.pytorch.utilities import rank_zero_only  # Lightning sets log levels on import
 
         level = logging.WARNING if rank_zero_only.rank else logging.INFO  # only the first process reports
         logging.basicConfig(level=level, format="%(message)s", force=True)
@@ -125,14 +127,16 @@ def training_command(command: str, schema: type, train: str) -> None:
                 Path(config.out).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ValueError(f"out={config.out}: the folder cannot be made ({error.strerror})") from None
-            from asr.training.trainer import checkpoint_of  # heavy
+            with importing():
+                from asr.training.trainer import checkpoint_of
 
+                trained_by = resolve_name(train)
             if not (checkpoint_of(config) or rank_zero_only.rank):
                 started = OmegaConf.to_container(composed, resolve=True) | {"experiment": experiment}
                 with replacing(Path(config.out) / OPTIONS) as unfinished:  # other processes may be reading it
                     OmegaConf.save(started, unfinished)
             try:
-                resolve_name(train)(config)
+                trained_by(config)
             except OSError as error:
                 if error.errno not in FULL or error.filename:
                     raise

@@ -1,5 +1,6 @@
 """Fixtures that the tests share: synthetic audio, a tiny model, and the real speech where it is available."""
 
+import gc
 import os
 import signal
 import socket
@@ -39,9 +40,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands
 keep_kernels(1024)  # loading a recogniser would keep too few for the training tests of the same process
 
 
+def pytest_configure() -> None:
+    gc.disable()  # until everything is imported
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs the slowest files first, so that no test process waits for another at the end."""
     items.sort(key=lambda item: item.path.name not in SLOW)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

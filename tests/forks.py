@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from asr.heap import importing
+
 ROOT = Path(__file__).parent.parent
 PYTHON = """#!{python} -SE
 import json, os, socket, sys
@@ -55,15 +57,16 @@ def programs() -> Iterator[Path]:
 
 def serve(address: str) -> None:
     """Forks for each connection, until it is killed."""
-    import jiwer  # noqa: F401
-    import matplotlib.backends.backend_svg
-    import matplotlib.figure  # noqa: F401
-    import torch.utils.tensorboard  # noqa: F401
+    with importing():
+        import jiwer  # noqa: F401
+        import matplotlib.backends.backend_svg
+        import matplotlib.figure  # noqa: F401
+        import torch.utils.tensorboard  # noqa: F401
 
-    import asr.composition
-    import asr.corpus.__main__
-    import asr.training.language_model
-    import asr.training.run  # noqa: F401
+        import asr.composition
+        import asr.corpus.__main__
+        import asr.training.language_model
+        import asr.training.run  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that have ended leave no zombies
     with socket.socket(socket.AF_UNIX) as server:

@@ -43,3 +43,20 @@ def test_fewer_kernels_take_less_memory(programs):
 def test_what_the_user_set_stays(programs):
     few = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8", "LRU_CACHE_CAPACITY": "8"}
     assert growth(programs, 1024, **few) < growth(programs, 1024) / 2
+
+
+IMPORTS = """
+import gc
+from asr.heap import importing
+before = gc.get_freeze_count()
+for imported in (False, True):
+    with importing():
+        assert not gc.isenabled()
+        if imported:
+            import zipapp
+    assert gc.isenabled() and (gc.get_freeze_count() > before) == imported
+"""
+
+
+def test_what_is_imported_is_not_looked_through_for_garbage(programs):
+    subprocess.run([programs / "python", "-c", IMPORTS], check=True)

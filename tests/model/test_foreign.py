@@ -386,7 +386,7 @@ def test_it_is_trained_on_as_the_experiment_says(whisper, tmp_path):
 
     for part in ("train", "dev"):
         write_corpus(tmp_path / part, 4, seed=1)
-    import_model(whisper[0], wanted=WhisperTask(window=3.0)).save(tmp_path / "whisper")
+    import_model(whisper[0], wanted=WhisperTask(window=1.5)).save(tmp_path / "whisper")
     settings = [f"init_from={tmp_path / 'whisper'}", "epochs=1", "optimizer.warmup=1"]
     config = compose_options("train", tmp_path, tmp_path / "out", ["experiment=whisper", *settings])
     folder, _ = train(config)
