@@ -42,7 +42,7 @@ def keep_kernels(count: int) -> None:
 @contextmanager
 def importing() -> Iterator[None]:
     """For the heavy imports of a command: the garbage collector looks through their objects neither again and again
-    meanwhile nor ever after, not even at the end of the process. It takes a quarter of the time of a tiny training."""
+    meanwhile nor ever after, not even at the end of the process: a quarter of the time of a tiny training."""
     before = len(sys.modules)
     gc.disable()
     try:
