@@ -59,7 +59,7 @@ class Training(L.LightningModule):
             self.sharded = Sharded(self.get_submodule(self.stack), self.device_mesh["data_parallel"], half)
 
     def log_update(self, values: dict[str, torch.Tensor]) -> None:
-        """Logs values of an update if the curves have a point there: for Lightning each takes about a millisecond."""
+        """Logs scalars of an update if the curves have a point there: Lightning takes about a millisecond for each."""
         if (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0:
             self.log_dict(values)
 

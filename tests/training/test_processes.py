@@ -23,6 +23,7 @@ from tests.training.tones import fitted, options
 SETTINGS = ["epochs=4", "data.speeds=[1.0]", "data.batch_seconds=2", "data.max_seconds=2", "spec_augment.freq_masks=0"]
 SETTINGS += ["spec_augment.time_masks=0", "precision=32-true", "model=tiny", "model.d_model=32", "model.dropout=0"]
 SETTINGS += ["data.workers=0", "data.global_batch_seconds=4", "average=1", "validate_every=4", "optimizer.warmup=1"]
+HALVES = ("data.batch_seconds=1", "data.max_seconds=1")
 
 
 def write_eight(folder: Path) -> Path:
@@ -89,9 +90,8 @@ def test_two_processes_arrive_where_one_does_at_once_or_by_halves(train, trained
     folder, runs = trained
     runs = {"one": train(folder, folder / "one", "data.batch_seconds=4"), **runs}
     runs["one_by_halves"] = train(folder, folder / "one_by_halves")  # it accumulates gradients
-    halves = ("data.batch_seconds=1", "data.max_seconds=1")
     runs |= {
-        f"{name}_by_halves": train(folder, folder / f"{name}_by_halves", *two(name), *halves) for name in STRATEGIES
+        f"{name}_by_halves": train(folder, folder / f"{name}_by_halves", *two(name), *HALVES) for name in STRATEGIES
     }
     for name, run in runs.items():
         assert run.returncode == 0, run.stderr
@@ -170,8 +170,7 @@ def test_a_batch_that_cannot_be_read_stops_neither_process(train, eight, tmp_pat
     sound[1].unlink()
     content = sound[0].read_bytes()
     sound[0].write_bytes(content[:200] + bytes(len(content) - 200))  # the header does not reveal it
-    halves = ("data.batch_seconds=1", "data.max_seconds=1")
-    done = train(eight, tmp_path / "exp", *two("fsdp"), *halves, "epochs=2", "validate_every=2")
+    done = train(eight, tmp_path / "exp", *two("fsdp"), *HALVES, "epochs=2", "validate_every=2")
     assert done.returncode == 0, done.stderr
     assert "3.flac" in done.stderr
     assert last_checkpoint(tmp_path / "exp")["global_step"] == 4
