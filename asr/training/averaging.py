@@ -28,17 +28,22 @@ logger = logging.getLogger(__name__)
 
 
 class BestCheckpoints(ModelCheckpoint):
-    """Keeps the checkpoints of the `count` epochs with the lowest logged dev `figure`, which the file names hold to
+    """Keeps the weights of the `count` epochs with the lowest logged dev `figure`, which the file names hold to
     `decimals` decimals. An epoch that is repeated after a kill replaces its earlier checkpoint. If a training continues
     with another dev set, earlier checkpoints are set aside as soon as an epoch is scored on the new one."""
 
-    def __init__(self, data: ResumableData, out: Path, figure: str, decimals: int, count: int = 1):
+    def __init__(
+        self, data: ResumableData, out: Path, figure: str, decimals: int, count: int = 1, weights_only: bool = True
+    ):
+        """`weights_only`: without the optimiser's state, which is twice as large; not for a training with an `EMA`, for
+        which Lightning keeps the mean together with that state."""
         super().__init__(
             out / "checkpoints",
             filename=f"{{epoch:03d}}-{{{figure}:.{decimals}f}}",
             auto_insert_metric_name=False,
             monitor=figure,
             save_top_k=count,
+            save_weights_only=weights_only,
             enable_version_counter=False,
         )
         self.data = data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -14,6 +14,9 @@ from asr.training.base import Training
 from asr.training.batches import Batch
 from asr.training.module import SpeechTraining
 from asr.training.resuming import ResumableData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -120,12 +123,11 @@ class Samples(L.Callback):
         text = "\n\n".join(f"**said** {said}  \n**heard** {heard}" for said, heard in pairs)
         board.add_text("dev/transcripts", text, trainer.global_step)
         if self.batch:
-            board.add_figure("dev/attention", self._picture(module), trainer.global_step)
+            board.add_figure("dev/attention", drawn(self._attention(module)), trainer.global_step)
 
     @torch.inference_mode()
-    def _picture(self, module: SpeechTraining):
-        from matplotlib.figure import Figure
-
+    def _attention(self, module: SpeechTraining) -> torch.Tensor:
+        """The mean weights `(tokens, encoder frames)` of the last layer's heads."""
         model, batch = module.model, self.batch
         X, X_lens = model.front_end(batch.inputs[:1, : batch.lens[0]], batch.lens[:1])
         weights: list[torch.Tensor] = []
@@ -133,8 +135,15 @@ class Samples(L.Callback):
         decoder = model.transformer.decoder
         memory, memory_lens = model.transformer.encoder(X, X_lens)
         decoder(decoder.prompted(Y), memory, memory_lens, weights)
-        figure = Figure(figsize=(8, 4))
-        figure.subplots_adjust(left=0.07, right=0.99, bottom=0.12, top=0.97)  # a layout would draw it twice
-        axes = figure.add_subplot(xlabel="encoder frame", ylabel="token")  # the tokens are in the transcripts
-        axes.imshow(weights[-1][0].mean(dim=0).float().cpu(), aspect="auto", origin="lower")
-        return figure
+        return weights[-1][0].mean(dim=0).float().cpu()
+
+
+def drawn(weights: torch.Tensor) -> Figure:
+    """A picture of attention weights `(tokens, encoder frames)`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4))
+    figure.subplots_adjust(left=0.07, right=0.99, bottom=0.12, top=0.97)  # a layout would draw it twice
+    axes = figure.add_subplot(xlabel="encoder frame", ylabel="token")  # the tokens are in the transcripts
+    axes.imshow(weights, aspect="auto", origin="lower")
+    return figure

@@ -170,7 +170,7 @@ def _check_config(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
 
 
 def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callback]:
-    best = BestCheckpoints(data, out, "dev/wer", 2, config.average)
+    best = BestCheckpoints(data, out, "dev/wer", 2, config.average, weights_only=not config.ema)
     callbacks = [best, EpochLine(data.train_seconds, {"dev/wer": "dev WER {:.2f} %"}), Samples()]
     if config.ema:
         callbacks.append(EMA(config.ema))

@@ -73,6 +73,9 @@ def test_what_a_training_leaves_behind(trained):
     out = trained[0].parent
     checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["config"]["model"]["d_model"] == 32
+    assert "optimizer_states" in checkpoint
+    for best in best_checkpoints(out):  # an optimiser's state is twice as large as the weights
+        assert "optimizer_states" not in torch.load(best, weights_only=True)
     board = EventAccumulator(str(out / "tensorboard"), size_guidance={"images": 0})
     assert len(board.Reload().Images("dev/attention")) == 40 // 10 + 1  # a picture of each validation
     for curve in ("train/total_step", "train/gradient_norm", "lr/pg1"):
@@ -137,7 +140,7 @@ def test_validation_compiles_nothing_its_attention_picture_neither(corpus, tmp_p
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **_: compiles(module, dynamic=True, backend=counter))
     for owner, step in (
         (SpeechTraining, "on_validation_start"),
-        (Samples, "_picture"),
+        (Samples, "_attention"),
         (SpeechTraining, "on_validation_end"),
     ):
         whole = getattr(owner, step)
@@ -150,7 +153,7 @@ def test_validation_compiles_nothing_its_attention_picture_neither(corpus, tmp_p
     torch.compiler.set_stance("force_eager")  # as a failed validation leaves it
     train(options(corpus, tmp_path / "exp", "epochs=2", "compile=true"))
     at = dict(seen)  # the last count of each step
-    assert at["on_validation_start"] == at["_picture"] == at["on_validation_end"] > 0
+    assert at["on_validation_start"] == at["_attention"] == at["on_validation_end"] > 0
     assert [step for step, _ in seen].count("on_validation_start") >= 2
     torch.compile(lambda x: x + 1, backend=(after := CompileCounter()))(torch.ones(2))
     assert after.frame_count == 1
