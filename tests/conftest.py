@@ -91,8 +91,8 @@ def tone():
 def corpus(tmp_path_factory) -> Path:
     """A corpus of tones, in the folders train and dev."""
     folder = tmp_path_factory.mktemp("tones")
-    write_corpus(folder / "train", 60, seed=1)
-    write_corpus(folder / "dev", 12, seed=2)
+    write_corpus(folder / "train", 30, seed=1)
+    write_corpus(folder / "dev", 6, seed=2)
     return folder
 
 

@@ -148,4 +148,4 @@ def test_the_training_meets_with_them_and_the_validation_does_not(recordings, co
     monkeypatch.setattr(Conditions, "__call__", watched)
     noises = [f"data.noises=[{recordings / 'noises'}]", "data.noise_prob=1.0", "data.workers=0"]
     train(options(corpus, recordings / "exp", "epochs=1", *noises))
-    assert heard == 60 * [True]  # each utterance of the training set, once
+    assert heard == 30 * [True]  # each utterance of the training set, once

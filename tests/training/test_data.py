@@ -96,8 +96,8 @@ def test_an_update_that_does_not_divide_is_as_near_as_batches_allow(longest, bat
 
 
 @pytest.fixture
-def data(corpus, tmp_path) -> SpeechData:
-    return fitted(options(corpus, tmp_path, "data.speeds=[1.0]"))
+def data(larger, tmp_path) -> SpeechData:
+    return fitted(options(larger, tmp_path, "data.speeds=[1.0]"))
 
 
 def test_the_batches_of_a_bucket_have_one_shape(data):
@@ -138,9 +138,9 @@ def test_a_file_that_is_gone_is_named_and_not_each_batch_that_it_was_of(data, tm
     assert caplog.text.count("no such file") == NAMED and "utterances left out" not in caplog.text
 
 
-def test_the_batches_of_an_update_have_one_shape_on_all_devices(corpus, tmp_path):
+def test_the_batches_of_an_update_have_one_shape_on_all_devices(larger, tmp_path):
     """No device waits for another: the batches are from one bucket, except leftovers, and played at one speed."""
-    config = options(corpus, tmp_path, "data.speeds=[0.9,1.0,1.1]")
+    config = options(larger, tmp_path, "data.speeds=[0.9,1.0,1.1]")
     data = fitted(config)
     of_each = [list(Resumable(data._train_sampler(world_size=2, rank=rank), data.seed)) for rank in (0, 1)]
     dataset = data._loader(None, config.data.speeds, data.buckets).dataset

@@ -33,12 +33,12 @@ def pretrain_options(sound: Path, out: Path, *overrides: str) -> PretrainConfig:
 
 
 @pytest.fixture(scope="module")
-def sound(corpus, tmp_path_factory) -> Path:
+def sound(larger, tmp_path_factory) -> Path:
     """The tones without their transcripts."""
     folder = tmp_path_factory.mktemp("sound")
     for part in ("train", "dev"):
         (folder / part).mkdir()
-        for path in (corpus / part).glob("*.wav"):
+        for path in (larger / part).glob("*.wav"):
             (folder / part / path.name).write_bytes(path.read_bytes())
     return folder
 

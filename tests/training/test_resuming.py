@@ -114,7 +114,7 @@ def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
 ):
     caplog.set_level("INFO", "asr")
     settings = ["epochs=2", "model.dropout=0.2", "save_minutes=0", f"optimizer.kind={optimizer}"]
-    settings.append(f"data.global_batch_seconds={10 * accumulated}")
+    settings += ["data.batch_seconds=5", "data.max_seconds=5", f"data.global_batch_seconds={5 * accumulated}"]
     train(options(corpus, tmp_path / "whole", *settings))
     whole = dict(losses)
     losses.clear()
