@@ -23,6 +23,7 @@ from tests.training.tones import fitted, options
 SETTINGS = ["epochs=4", "data.speeds=[1.0]", "data.batch_seconds=2", "data.max_seconds=2", "spec_augment.freq_masks=0"]
 SETTINGS += ["spec_augment.time_masks=0", "precision=32-true", "model=tiny", "model.d_model=32", "model.dropout=0"]
 SETTINGS += ["data.workers=0", "data.global_batch_seconds=4", "average=1", "validate_every=4", "optimizer.warmup=1"]
+SETTINGS += ["model.encoder_layers=2", "model.decoder_layers=1"]
 HALVES = ("data.batch_seconds=1", "data.max_seconds=1")
 
 
@@ -61,11 +62,14 @@ def last_checkpoint(out: Path) -> dict:
     return torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
 
 
-def assert_same_weights(found: Path, wanted: Path, atol: float) -> None:
+def assert_same_weights(found: Path, wanted: Path, atol: float, keys_atol: float) -> None:
+    """`keys_atol` is for the biases of keys, which change no attention weight: their gradient is rounding alone, and
+    Adam makes whole steps of it."""
     found, wanted = (last_checkpoint(out)["state_dict"] for out in (found, wanted))
     assert found.keys() == wanted.keys()
     for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name], atol=atol, rtol=0, msg=name)
+        most = keys_atol if name.endswith("key.bias") else atol
+        torch.testing.assert_close(found[name], wanted[name], atol=most, rtol=0, msg=name)
 
 
 STRATEGIES = ("ddp", "fsdp")  # each process has all the weights, or its share of them
@@ -96,7 +100,7 @@ def test_two_processes_arrive_where_one_does_at_once_or_by_halves(train, trained
     for name, run in runs.items():
         assert run.returncode == 0, run.stderr
         assert last_checkpoint(folder / name)["global_step"] == 8
-        assert_same_weights(folder / name, folder / "one", atol=1e-3)
+        assert_same_weights(folder / name, folder / "one", atol=2e-4, keys_atol=0.01)
         assert run.stderr.count("epoch 4/4") == 1  # only the first process reports
         assert (folder / name / "model" / "model.safetensors").is_file()
         assert epoch_losses(run) == pytest.approx(epoch_losses(runs["one"]), abs=1.1e-3)  # printed with three decimals
@@ -125,7 +129,7 @@ def test_when_a_process_is_killed_the_training_is_resumed_as_if_nothing_had_happ
     assert not (killed / "model").exists()
     resumed = train(folder, killed, *two(strategy), "resume=true")
     assert resumed.returncode == 0, resumed.stderr
-    assert_same_weights(killed, folder / strategy, atol=1e-6)
+    assert_same_weights(killed, folder / strategy, atol=1e-6, keys_atol=1e-6)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the other process in /proc")
