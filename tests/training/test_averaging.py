@@ -18,6 +18,7 @@ from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 from asr.training.averaging import BestCheckpoints, average_checkpoints, average_models, best_checkpoints, interpolate
 from asr.training.module import SpeechTraining
+from asr.training.resuming import LastCheckpoint
 from asr.training.run import train
 from tests.training.tones import options
 
@@ -142,6 +143,23 @@ def test_with_another_dev_set_the_best_epochs_are_chosen_anew(corpus, tmp_path, 
     assert [path.name[:3] for path in best_checkpoints(tmp_path)] == ["002"]
     assert len(list((tmp_path / "checkpoints").glob("before-*"))) == 2  # nothing is lost
     assert "chosen on another dev set" in caplog.text
+
+
+def test_an_epoch_that_is_repeated_is_averaged_once(corpus, tmp_path, monkeypatch):
+    """The training is killed after the best checkpoints were written and before last.ckpt was."""
+    saved = LastCheckpoint.on_train_epoch_end
+
+    def dies(self, trainer, module):
+        if trainer.current_epoch == 1:
+            raise RuntimeError("the power went")
+        saved(self, trainer, module)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LastCheckpoint, "on_train_epoch_end", dies)
+        with pytest.raises(RuntimeError, match="the power went"):
+            train(options(corpus, tmp_path, "epochs=2", "validate_every=1"))
+    train(options(corpus, tmp_path, "epochs=2", "validate_every=1", "resume=true"))
+    assert sorted(path.name[:3] for path in best_checkpoints(tmp_path)) == ["000", "001"]
 
 
 def test_an_epoch_that_is_repeated_replaces_what_it_had_saved_before_a_kill(corpus, tmp_path):

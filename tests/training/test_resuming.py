@@ -71,9 +71,8 @@ def test_a_training_is_saved_once_its_minutes_are_over(tmp_path, monkeypatch):
     assert saved == [(601.0, "last.ckpt"), (1202.0, "last.ckpt")]
 
 
-@pytest.fixture
-def losses(monkeypatch) -> dict[tuple[int, int], float]:
-    """The loss of each (epoch, batch) trained on since the last `clear`."""
+def noted_losses(monkeypatch) -> dict[tuple[int, int], float]:
+    """The loss of each (epoch, batch) that is trained on from now on."""
     found = {}
     step = SpeechTraining.training_step
 
@@ -84,6 +83,12 @@ def losses(monkeypatch) -> dict[tuple[int, int], float]:
 
     monkeypatch.setattr(SpeechTraining, "training_step", recorded)
     return found
+
+
+@pytest.fixture
+def losses(monkeypatch) -> dict[tuple[int, int], float]:
+    """The loss of each (epoch, batch) trained on since the last `clear`."""
+    return noted_losses(monkeypatch)
 
 
 def train_until_killed(config: TrainConfig, place: tuple[int, int], monkeypatch) -> None:
@@ -131,16 +136,23 @@ def test_a_training_killed_within_an_epoch_goes_on_as_if_nothing_had_happened(
     assert caplog.text.count("since it was resumed") == 1
 
 
+TWO_EPOCHS = ("epochs=2", "validate_every=1")
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory) -> tuple[Path, dict[tuple[int, int], float]]:
+    """A training of `TWO_EPOCHS` that nothing interrupts: its folder and its losses."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = noted_losses(patch)
+        train(options(corpus, out := tmp_path_factory.mktemp("whole"), *TWO_EPOCHS))
+    return out, found
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("hook", ["training_step", "validation_step"])
 def test_a_training_that_is_told_to_end_saves_what_it_has_and_goes_on_as_if_nothing_had_happened(
-    corpus, tmp_path, losses, monkeypatch, hook, number
+    whole, corpus, tmp_path, losses, monkeypatch, hook, number
 ):
-    settings = ["epochs=2", "validate_every=1"]
-    train(options(corpus, tmp_path / "whole", *settings))
-    whole = dict(losses)
-    losses.clear()
-
     handler, step, made = signal.getsignal(number), getattr(SpeechTraining, hook), []
 
     def told(self, batch):
@@ -153,12 +165,12 @@ def test_a_training_that_is_told_to_end_saves_what_it_has_and_goes_on_as_if_noth
     with monkeypatch.context() as patch:
         patch.setattr(SpeechTraining, hook, told)
         with pytest.raises(SystemExit):
-            train(options(corpus, tmp_path / "parts", *settings))
+            train(options(corpus, tmp_path, *TWO_EPOCHS))
     assert signal.getsignal(number) == handler
-    assert [read_checkpoint(tmp_path / "parts" / "checkpoints" / "last.ckpt")["global_step"]] == made
-    train(options(corpus, tmp_path / "parts", *settings, "resume=true"))
-    assert losses == pytest.approx(whole, abs=1e-6)
-    assert drawn_at(tmp_path / "parts") == drawn_at(tmp_path / "whole")
+    assert [read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"]] == made
+    train(options(corpus, tmp_path, *TWO_EPOCHS, "resume=true"))
+    assert losses == pytest.approx(whole[1], abs=1e-6)
+    assert drawn_at(tmp_path) == drawn_at(whole[0])
 
 
 def test_only_a_second_ctrl_c_does_not_wait(tmp_path):
@@ -221,23 +233,6 @@ def test_a_training_goes_on_where_it_stopped(corpus, tmp_path, monkeypatch):
     (tmp_path / "parts").rename(tmp_path / "moved")
     moved, _ = train(options(corpus, tmp_path / "moved", "epochs=4", "data.speeds=[1.0]", "resume=true"))
     assert moved == tmp_path / "moved" / "model"
-
-
-def test_an_epoch_that_is_repeated_is_averaged_once(corpus, tmp_path, monkeypatch):
-    """The training is killed after the best checkpoints were written and before last.ckpt was."""
-    saved = LastCheckpoint.on_train_epoch_end
-
-    def dies(self, trainer, module):
-        if trainer.current_epoch == 1:
-            raise RuntimeError("the power went")
-        saved(self, trainer, module)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LastCheckpoint, "on_train_epoch_end", dies)
-        with pytest.raises(RuntimeError, match="the power went"):
-            train(options(corpus, tmp_path, "epochs=2", "validate_every=1"))
-    train(options(corpus, tmp_path, "epochs=2", "validate_every=1", "resume=true"))
-    assert sorted(path.name[:3] for path in best_checkpoints(tmp_path)) == ["000", "001"]
 
 
 def test_a_training_that_ran_out_of_patience_goes_on_only_with_more(corpus, tmp_path):
