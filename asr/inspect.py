@@ -10,6 +10,7 @@ import argparse
 import base64
 import html
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from asr.decode.observation import Observation
 
+PIXELS = re.compile('href="(data:image/png[^"]*)"')  # of a picture in an SVG by matplotlib
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>
@@ -144,31 +146,44 @@ def _select(count: int, chosen: int) -> str:
 
 
 def _images(draw: Callable[[int, int], Figure], weights: Tensor) -> Iterator[str]:
-    """The pictures of all heads of all layers, hidden; `weights` `(L, H, ...)`. It is one figure, whose axes are made
-    and fitted once: only the weights and the title change."""
+    """The pictures of all heads of all layers, hidden; `weights` `(L, H, ...)`. Axes and labels are drawn once: only
+    the weights and the title change."""
     figure = draw(1, 1)
     (axes,) = figure.axes
     (image,) = axes.get_images()
-    title = axes.get_title()
+    drawn, title = _svg(figure), axes.get_title()
+    (first,) = PIXELS.findall(drawn)
+    figure.set_layout_engine(None)  # what was fitted stays where it is
+    axes.set_axis_off()
+    axes.set_title("")
     layers, heads = (range(1, count + 1) for count in weights.shape[:2])
     for layer, head in product(layers, heads):
         image.set_data(weights[layer - 1, head - 1])
         image.autoscale()
-        axes.set_title(title.replace("layer 1, head 1", f"layer {layer}, head {head}"))
-        yield _image(figure, f' data-layer="{layer}" data-head="{head}" hidden')
-        figure.set_layout_engine(None)
+        (pixels,) = PIXELS.findall(_svg(figure))
+        own_title = title.replace("layer 1, head 1", f"layer {layer}, head {head}")
+        attributes = f' data-layer="{layer}" data-head="{head}" hidden'
+        yield _img(drawn.replace(first, pixels).replace(title, own_title), attributes)
 
 
-def _image(figure: Figure, attributes: str = "") -> str:
+def _image(figure: Figure) -> str:
+    return _img(_svg(figure))
+
+
+def _img(svg: str, attributes: str = "") -> str:
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img alt=""{attributes} src="data:image/svg+xml;base64,{data}">'
+
+
+def _svg(figure: Figure) -> str:
     """An SVG whose text stays text, for the browser to draw: it has fonts for every script, matplotlib for few."""
     from matplotlib import rc_context
 
-    drawn = io.BytesIO()
+    drawn = io.StringIO()
     with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure.savefig(drawn, format="svg", dpi=90)
-    data = base64.b64encode(drawn.getvalue()).decode()
-    return f'<img alt=""{attributes} src="data:image/svg+xml;base64,{data}">'
+    return drawn.getvalue()
 
 
 if __name__ == "__main__":

@@ -95,7 +95,8 @@ def test_every_script_is_drawn(observation, recwarn):  # noqa: F811
 
 
 def test_a_later_piece_has_its_times_in_the_recording(observation, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(inspect, "_image", lambda figure, attributes="": "")
+    monkeypatch.setattr(inspect, "_image", lambda figure: "")
+    monkeypatch.setattr(inspect, "_images", lambda draw, weights: ())
     page = inspect.page(observation, "calls/<one>.wav", 20.0)
     assert "<h1>&lt;one&gt;.wav</h1>\n<p>20.00 to 20.50 s; 2 tokens out; 2 heads in 2 encoder layers, 2 in 1" in page
 
