@@ -61,11 +61,9 @@ def seed():
 
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch) -> None:
-    """Has trainings draw neither curves nor attention, which would take half of a tiny one, except for models that
-    several tests share and for the commands."""
-    monkeypatch.setattr("asr.training.report._plots", lambda panels: "")
-    monkeypatch.setattr("asr.training.callbacks.drawn", lambda weights: None)
-    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_figure", lambda *figure: None)
+    """Has trainings draw nothing, except for models that several tests share."""
+    for name, nothing in forks.PICTURES.items():
+        monkeypatch.setattr(name, nothing)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 `programs()` starts it and yields a folder whose `python` passes commands (`python -m asr...`) and code (`python -c`) on
 to it, with the arguments, environment, working directory and standard streams of the caller; anything else goes to the
 interpreter. A command that starts others, such as a training with two processes, starts them with that `python`, too.
+Trainings draw nothing, unless DRAW is in the environment.
 """
 
 from __future__ import annotations
@@ -20,10 +21,16 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 from asr.heap import importing
 
 ROOT = Path(__file__).parent.parent
+PICTURES = {  # of a training, which would take half of a tiny one; and what draws nothing instead
+    "asr.training.report._plots": lambda panels: "",
+    "asr.training.callbacks.drawn": lambda weights: None,
+    "torch.utils.tensorboard.SummaryWriter.add_figure": lambda *figure: None,
+}
 PYTHON = """#!{python} -SE
 import json, os, socket, sys
 if sys.argv[1:2] != ["-c"] and not (sys.argv[1:2] == ["-m"] and sys.argv[2].startswith("asr.")):
@@ -97,6 +104,9 @@ def _answer(connection: socket.socket) -> None:
     os.environ.update(environment)
     rank_zero_only.rank = int(environment.get("LOCAL_RANK", 0))  # Lightning reads it only on import
     sys.argv = [what if how == "-m" else how, *arguments]
+    if "DRAW" not in environment:
+        for name, nothing in PICTURES.items():
+            mock.patch(name, nothing).start()
     code: object = 1
     try:
         if how == "-m":

@@ -4,6 +4,7 @@ Trainings are shortened to one epoch of a tiny model; CI covers the setup of env
 
 import base64
 import json
+import os
 import re
 import shlex
 import shutil
@@ -83,6 +84,7 @@ def write_whisper(folder) -> None:
 def test_the_commands_run_in_order(workplace, programs):
     assert len(commands()) >= 8
     (workplace / "books.txt").write_text("one two three\nfour five six seven\n" * 20)
+    environment = {**os.environ, "DRAW": "1"}
     for command in commands():
         if command[0] == "asr.train_lm":
             command = [*command, "epochs=1", "model.d_model=16", "model.num_heads=2", "model.decoder_layers=1"]
@@ -91,7 +93,8 @@ def test_the_commands_run_in_order(workplace, programs):
         if command[0] == "asr.train" and "--cfg" not in command:
             own = [] if any(word.startswith("data.train") for word in command) else [f"data.train={DIGITS}"]
             command = [*command, *own, *([f"data.dev={DIGITS}"] if own else []), *SHORT]
-        done = subprocess.run([programs / "python", "-m", *command], cwd=workplace, capture_output=True)
+        words = [programs / "python", "-m", *command]
+        done = subprocess.run(words, cwd=workplace, env=environment, capture_output=True)
         assert done.returncode == 0, (command, done.stderr.decode())
 
 
