@@ -28,9 +28,9 @@ from asr.text.tokenizer import CharTokenizer
 from tests.conftest import LETTERS, ROOT, sure_of_what_it_hears
 
 
-def run(*arguments, **settings) -> subprocess.CompletedProcess:
+def run(*arguments, python=sys.executable, **settings) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", *map(str, arguments)]
+    command = [python, "-m", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, env=environment, timeout=120, **settings)
 
 
@@ -104,9 +104,10 @@ def test_json_has_segments_and_the_n_best(files):
     assert description["text"] == description["segments"][0]["text"]
 
 
-def test_standard_input_is_a_file(files):
+def test_standard_input_is_a_file(files, programs):
     sure_of_what_it_hears(files / "model")
-    by_pipe = run("asr.transcribe", "--model", files / "model", "-", input=(files / "a.wav").read_bytes())
+    piped = {"input": (files / "a.wav").read_bytes(), "python": programs / "python"}
+    by_pipe = run("asr.transcribe", "--model", files / "model", "-", **piped)
     by_name = call("asr.transcribe", "--model", files / "model", files / "a.wav")
     assert by_pipe.stdout.strip() and by_pipe.stdout == by_name.stdout and by_pipe.returncode == 0
 
@@ -220,10 +221,11 @@ def test_bad_files_get_one_line_each_and_the_others_their_text(files):
         assert line.startswith(f"asr.transcribe: {path}: ")
 
 
-def test_names_that_cannot_be_are_one_line_each(files):
+def test_names_that_cannot_be_are_one_line_each(files, programs):
     (files / os.fsdecode(b"caf\xe9.wav")).write_bytes(b"")
     bad = ["x" * 300 + ".wav", os.fsdecode(os.fsencode(files) + b"/caf\xe9.wav")]
-    done = run("asr.transcribe", "--format", "json", "--model", files / "model", *bad, files / "a.wav")
+    options = ["--format", "json", "--model", files / "model"]
+    done = run("asr.transcribe", *options, *bad, files / "a.wav", python=programs / "python")
     assert done.returncode == 1
     rows = [json.loads(line) for line in done.stdout.decode().splitlines()]
     assert len(rows) == 3 and rows[1]["error"].endswith("caf\ufffd.wav: the file is empty")
@@ -285,8 +287,8 @@ def test_the_recogniser_is_as_the_options_say(files):
     assert recognizer.model.transformer.config.attention_window == (3, 3)
 
 
-def test_commands_work_from_any_directory(files, tmp_path):
-    done = run("asr.transcribe", "--model", "model", "a.wav", cwd=files)
+def test_commands_work_from_any_directory(files, programs):
+    done = run("asr.transcribe", "--model", "model", "a.wav", cwd=files, python=programs / "python")
     assert done.returncode == 0
 
 

@@ -77,12 +77,12 @@ def test_texts_are_not_padded_beyond_the_positions_that_there_are(translator, tm
     train(options(folder, tmp_path, *corpora, *TEXT, *short(0.5, 3), *learned, "epochs=1"))
 
 
-def test_lines_of_text_become_lines_of_text(translator):
+def test_lines_of_text_become_lines_of_text(translator, programs):
     folder, model, _ = translator
     (folder / "lines.txt").write_text("two\nfour five\n")
     done = call("asr.transcribe", "--model", model, folder / "lines.txt")
     assert done.stdout.decode().splitlines() == ["deux", "quatre cinq"], done.stderr
-    piped = run("asr.transcribe", "--model", model, "-", input=b"three\n")
+    piped = run("asr.transcribe", "--model", model, "-", input=b"three\n", python=programs / "python")
     assert piped.stdout.decode() == "trois\n"
     scored = call("asr.evaluate", folder / "dev.jsonl", "--model", model).stdout.decode()
     assert "SER" in scored and "30 utterances" in scored and "sound" not in scored

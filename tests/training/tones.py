@@ -9,6 +9,7 @@ import numpy as np
 import soundfile
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from asr.audio.reading import SAMPLE_RATE
@@ -40,10 +41,15 @@ def _composed(name: str, files: tuple[str, ...] = ()) -> DictConfig:
         return compose(name, list(files))
 
 
+@cache
+def _parsed(word: str) -> Override:
+    return OverridesParser.create().parse_override(word)
+
+
 def composed(name: str, words: list[str]) -> DictConfig:
     """What Hydra composes of `conf/<name>.yaml` and options. Files are composed once, which takes 0.1 s, for each
     choice of model and experiment."""
-    overrides = OverridesParser.create().parse_overrides(words)
+    overrides = [_parsed(word) for word in words]
     files = tuple(each.input_line for each in overrides if each.key_or_group in ("model", "experiment"))
     config = deepcopy(_composed(name, files))
     for override in overrides:
