@@ -32,7 +32,6 @@ from tests.kinds import TINY
 from tests.training.tones import write_corpus
 
 ROOT = forks.ROOT
-SLOW = ("test_processes.py", "test_training.py", "test_resuming.py", "test_sequences.py", "test_readme.py")
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 
 torch.set_num_threads(1)  # there are as many test processes as cores
@@ -46,7 +45,7 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs the slowest files first, so that no test process waits for another at the end."""
-    items.sort(key=lambda item: item.path.name not in SLOW)
+    items.sort(key=lambda item: item.path.parent.name != "training" and item.path.name != "test_readme.py")
 
 
 def pytest_collection_finish() -> None:
