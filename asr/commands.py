@@ -189,7 +189,9 @@ def check_outputs(*outputs: Path | None) -> None:
 
 
 def check_no_model(folder: Path) -> None:
-    """Raises ValueError if a command would overwrite a model."""
+    """Raises ValueError if a command would overwrite a model, or the folder for one is a file."""
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file: choose a folder for the model")
     if any((folder / name).exists() for name in ("config.json", "decoding.json", "lm")):
         raise ValueError(f"{folder} already holds a model: move it away, or choose another folder")
 

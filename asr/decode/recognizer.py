@@ -274,6 +274,8 @@ class Recognizer:
 
         The hypothesis is empty if the input is silent, if CTC (where it has a weight) hears nothing but noise, or if
         the words are doubtful and silero-vad finds no speech."""
+        if not inputs:
+            return []
         memory, memory_lens = self.encode(inputs)
         found = self.said(inputs, self.search(memory, memory_lens))
         if self.word_times:
@@ -291,6 +293,8 @@ class Recognizer:
         Raises ValueError for a model without CTC, or one that reads text."""
         if not self.model.transformer.ctc or self.takes == "text":
             raise ValueError("word times come from CTC, and this model has none or reads text")
+        if not inputs:
+            return []
         memory, memory_lens = self.encode(inputs)
         tokens = [self.model.tokenizer.encode(text) for text in transcripts]
         spans = ctc_alignments(self.model.transformer.ctc_log_probs(memory), memory_lens, tokens)

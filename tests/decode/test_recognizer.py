@@ -57,6 +57,10 @@ def test_transcripts_come_in_order_and_do_not_depend_on_the_batch(recognizer):
         assert transcript.segments[0].score == pytest.approx(alone.segments[0].score, abs=1e-4)
 
 
+def test_of_no_inputs_there_is_nothing(recognizer):
+    assert recognizer.recognize([]) == recognizer.align([], []) == []
+
+
 def test_the_memory_does_not_depend_on_how_much_is_encoded_at_once(recognizer, monkeypatch):
     inputs = [(torch.randn(size) * 0.1).numpy() for size in (20_000, 16_000, 15_000, 3_000, 100)]
     memory, lens = recognizer.encode(inputs)

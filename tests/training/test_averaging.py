@@ -122,6 +122,14 @@ def test_no_model_is_written_over(tiny_model, tmp_path, capsys):
     assert (tmp_path / "b" / "model.safetensors").read_bytes() == before
 
 
+def test_a_file_is_not_taken_for_a_folder(tiny_model, tmp_path, capsys):
+    tiny_model.save(tmp_path / "a")
+    (tmp_path / "b").touch()
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "a"), "--out", str(tmp_path / "b")])
+    assert "b is a file: choose a folder for the model" in capsys.readouterr().err
+
+
 def test_a_mean_is_not_written_over_what_it_is_of(tiny_model, tmp_path, capsys):
     tiny_model.save(tmp_path / "a")
     with pytest.raises(SystemExit) as stop:
