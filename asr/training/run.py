@@ -90,25 +90,23 @@ def _take_average(
 ) -> tuple[int, float]:
     """Loads the average of the best checkpoints into the model, which is still as it was before the training. Returns
     the number of checkpoints and its dev WER in percent."""
+    best = best_checkpoints(Path(config.out))[: 1 if config.ema else config.average]
+    weights = average_checkpoints(best)
+    if config.origin_share:
+        weights = interpolate(weights, model.state_dict(), config.origin_share)
+    model.load_state_dict(weights)
+    scored = not config.origin_share and not data.earlier_dev_set  # so were the checkpoints, as they are, on this set
+    if scored and len(best) == 1:
+        return 1, figure_of(best[0])
     # the moving average would replace the weights that are to be validated
     trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, EMA)]
-
-    def dev_wer(checkpoints: list[Path]) -> float:
-        weights = average_checkpoints(checkpoints)
-        if config.origin_share:  # then this is called once
-            weights = interpolate(weights, model.state_dict(), config.origin_share)
-        model.load_state_dict(weights)
-        return trainer.validate(SpeechTraining(config, model, updates), data, verbose=False)[0]["dev/wer"]
-
-    best = best_checkpoints(Path(config.out))[: 1 if config.ema else config.average]
-    wer = dev_wer(best)
-    # the epochs had little in common; weights mixed with their origin are not those that were scored
-    if len(best) > 1 and not config.origin_share and wer > 1.1 * figure_of(best[0]) + 0.5:
+    wer = trainer.validate(SpeechTraining(config, model, updates), data, verbose=False)[0]["dev/wer"]
+    if scored and wer > 1.1 * figure_of(best[0]) + 0.5:  # the epochs had little in common
         logger.warning(
             "the average of %d checkpoints has a dev WER of %.2f %%: the best one alone is kept", len(best), wer
         )
-        best = best[:1]
-        wer = dev_wer(best)
+        model.load_state_dict(average_checkpoints(best[:1]))
+        return 1, figure_of(best[0])
     return len(best), wer
 
 

@@ -16,7 +16,14 @@ from asr.model.folder import ModelError
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
-from asr.training.averaging import BestCheckpoints, average_checkpoints, average_models, best_checkpoints, interpolate
+from asr.training.averaging import (
+    BestCheckpoints,
+    average_checkpoints,
+    average_models,
+    best_checkpoints,
+    figure_of,
+    interpolate,
+)
 from asr.training.module import SpeechTraining
 from asr.training.resuming import LastCheckpoint
 from asr.training.run import train
@@ -216,6 +223,17 @@ def test_with_fewer_to_average_than_before_the_best_of_those_that_are_left_stay(
         of_two.load_state_dict(of_four.state_dict())
         better = [of_two.check_monitor_top_k(L.Trainer(logger=False), torch.tensor(wer)) for wer in (1.9, 2.1)]
         assert sorted(of_two.best_k_models.values()) == [1.0, 2.0] and better == [True, False]
+
+
+def test_the_best_epoch_alone_is_not_scored_again_but_on_another_dev_set(corpus, tmp_path, monkeypatch):
+    config = options(corpus, tmp_path, "epochs=2", "validate_every=1", "average=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(L.Trainer, "validate", None)
+        assert train(config)[1] == figure_of(best_checkpoints(tmp_path)[0])
+    there = replace(config, resume=True, data=replace(config.data, dev=[str(corpus / "train")]))
+    scored = MagicMock(return_value=[{"dev/wer": 12.5}])
+    monkeypatch.setattr(L.Trainer, "validate", scored)
+    assert train(there)[1] == 12.5
 
 
 def test_a_best_checkpoint_that_was_moved_away_does_not_count(corpus, tmp_path):

@@ -361,7 +361,7 @@ def test_told_to_end_while_the_average_is_validated_it_ends_at_once(corpus, tmp_
     monkeypatch.setattr(*told_by, tell)
     notified = []  # the notifier broadcasts from wherever the signal interrupts
     monkeypatch.setattr(_SignalConnector, "_sigterm_notifier_fn", lambda *_: notified.append(1))
-    config = options(corpus, tmp_path, "epochs=1", "data.batch_seconds=2", "data.max_seconds=2")
+    config = options(corpus, tmp_path, "epochs=2", "validate_every=1", "data.batch_seconds=2", "data.max_seconds=2")
     with pytest.raises(SystemExit):
         train(config)
     assert len(told) == 1 and not notified

@@ -151,7 +151,7 @@ def test_validation_compiles_nothing_its_attention_picture_neither(corpus, tmp_p
 
         monkeypatch.setattr(owner, step, noted)
     torch.compiler.set_stance("force_eager")  # as a failed validation leaves it
-    train(options(corpus, tmp_path / "exp", "epochs=2", "compile=true"))
+    train(options(corpus, tmp_path / "exp", "epochs=2", "validate_every=1", "compile=true"))
     at = dict(seen)  # the last count of each step
     assert at["on_validation_start"] == at["_attention"] == at["on_validation_end"] > 0
     assert [step for step, _ in seen].count("on_validation_start") >= 2
