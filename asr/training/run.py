@@ -95,13 +95,14 @@ def _take_average(
     if config.origin_share:
         weights = interpolate(weights, model.state_dict(), config.origin_share)
     model.load_state_dict(weights)
-    scored = not config.origin_share and not data.earlier_dev_set  # so were the checkpoints, as they are, on this set
-    if scored and len(best) == 1:
+    # whether the checkpoints' figures are of weights as they are here, and of this dev set
+    comparable = not config.origin_share and not data.earlier_dev_set
+    if comparable and len(best) == 1:
         return 1, figure_of(best[0])
     # the moving average would replace the weights that are to be validated
     trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, EMA)]
     wer = trainer.validate(SpeechTraining(config, model, updates), data, verbose=False)[0]["dev/wer"]
-    if scored and wer > 1.1 * figure_of(best[0]) + 0.5:  # the epochs had little in common
+    if comparable and wer > 1.1 * figure_of(best[0]) + 0.5:  # the epochs had little in common
         logger.warning(
             "the average of %d checkpoints has a dev WER of %.2f %%: the best one alone is kept", len(best), wer
         )
