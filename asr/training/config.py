@@ -239,6 +239,11 @@ class TrainConfig(SoundRunConfig):
     ema: float = 0.0  # decay per update of a moving average of the weights, validated and kept in their place; 0: none
     patience: int = 0  # validations without a better dev WER after which training stops; 0: never
 
+    @property
+    def averaged(self) -> int:
+        """The number of best checkpoints that are kept and averaged: those of a moving average are means already."""
+        return 1 if self.ema else self.average
+
     def __post_init__(self):
         super().__post_init__()
         for name in ("phrases", "lm_weight", "ilm_weight", "ngram_weight", "fallback"):

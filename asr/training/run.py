@@ -90,7 +90,7 @@ def _take_average(
 ) -> tuple[int, float]:
     """Loads the average of the best checkpoints into the model, which is still as it was before the training. Returns
     the number of checkpoints and its dev WER in percent."""
-    best = best_checkpoints(Path(config.out))[: 1 if config.ema else config.average]
+    best = best_checkpoints(Path(config.out))[: config.averaged]
     weights = average_checkpoints(best)
     if config.origin_share:
         weights = interpolate(weights, model.state_dict(), config.origin_share)
@@ -169,7 +169,7 @@ def _check_config(config: TrainConfig, model: SpeechModel, begun: bool) -> None:
 
 
 def _callbacks(config: TrainConfig, data: SpeechData, out: Path) -> list[L.Callback]:
-    best = BestCheckpoints(data, out, "dev/wer", 2, config.average, weights_only=not config.ema)
+    best = BestCheckpoints(data, out, "dev/wer", 2, config.averaged, weights_only=not config.ema)
     callbacks = [best, EpochLine(data.train_seconds, {"dev/wer": "dev WER {:.2f} %"}), Samples()]
     if config.ema:
         callbacks.append(EMA(config.ema))
