@@ -29,7 +29,7 @@ from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 from tests import forks
 from tests.kinds import TINY
-from tests.training.tones import write_corpus
+from tests.training.tones import write_sets
 
 ROOT = forks.ROOT
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
@@ -44,7 +44,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the slowest files first, so that no test process waits for another at the end."""
+    """Runs trainings and the README's commands first: so no test process waits for another's slow file at the end."""
     items.sort(key=lambda item: item.path.parent.name != "training" and item.path.name != "test_readme.py")
 
 
@@ -87,10 +87,7 @@ def tone():
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """A corpus of tones, in the folders train and dev."""
-    folder = tmp_path_factory.mktemp("tones")
-    write_corpus(folder / "train", 30, seed=1)
-    write_corpus(folder / "dev", 6, seed=2)
-    return folder
+    return write_sets(tmp_path_factory.mktemp("tones"), 30, 6)
 
 
 def write_librispeech(part: Path, utterances: int) -> None:

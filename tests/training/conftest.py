@@ -5,16 +5,13 @@ import pytest
 from filelock import FileLock
 
 from asr.training.run import train
-from tests.training.tones import options, write_corpus
+from tests.training.tones import options, write_sets
 
 
 @pytest.fixture(scope="session")
 def larger(tmp_path_factory) -> Path:
     """A corpus like `corpus`, large enough to learn the tones from."""
-    folder = tmp_path_factory.mktemp("larger")
-    write_corpus(folder / "train", 60, seed=1)
-    write_corpus(folder / "dev", 12, seed=2)
-    return folder
+    return write_sets(tmp_path_factory.mktemp("larger"), 60, 12)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,6 @@ from tests.training.tones import fitted, options
 SETTINGS = ["epochs=4", "data.speeds=[1.0]", "data.batch_seconds=2", "data.max_seconds=2", "spec_augment.freq_masks=0"]
 SETTINGS += ["spec_augment.time_masks=0", "precision=32-true", "model=tiny", "model.d_model=32", "model.dropout=0"]
 SETTINGS += ["data.workers=0", "data.global_batch_seconds=4", "average=1", "validate_every=4", "optimizer.warmup=1"]
-SETTINGS += ["model.encoder_layers=2", "model.decoder_layers=1"]
 HALVES = ("data.batch_seconds=1", "data.max_seconds=1")
 
 
@@ -100,7 +99,7 @@ def test_two_processes_arrive_where_one_does_at_once_or_by_halves(train, trained
     for name, run in runs.items():
         assert run.returncode == 0, run.stderr
         assert last_checkpoint(folder / name)["global_step"] == 8
-        assert_same_weights(folder / name, folder / "one", atol=2e-4, keys_atol=0.01)
+        assert_same_weights(folder / name, folder / "one", atol=2e-4, keys_atol=1e-3)
         assert run.stderr.count("epoch 4/4") == 1  # only the first process reports
         assert (folder / name / "model" / "model.safetensors").is_file()
         assert epoch_losses(run) == pytest.approx(epoch_losses(runs["one"]), abs=1.1e-3)  # printed with three decimals

@@ -34,6 +34,13 @@ def write_corpus(folder: Path, utterances: int, seed: int) -> Path:
     return folder
 
 
+def write_sets(folder: Path, train: int, dev: int) -> Path:
+    """Writes a corpus of so many utterances in the folders train and dev."""
+    write_corpus(folder / "train", train, seed=1)
+    write_corpus(folder / "dev", dev, seed=2)
+    return folder
+
+
 @cache
 def _composed(name: str, files: tuple[str, ...] = ()) -> DictConfig:
     register()
