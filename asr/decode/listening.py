@@ -132,19 +132,29 @@ def _turns(blocks: Iterable[np.ndarray], least: int, most: int) -> Iterator[tupl
     yield waiting, True
 
 
+def _next(inbox: queue.Queue[bytes | None]) -> bytes | None:
+    """The next block, however long it takes. Wakes up every second: of a Ctrl-C that arrives just before it starts to
+    wait, Python would hear only with the next block."""
+    while True:
+        try:
+            return inbox.get(timeout=1.0)
+        except queue.Empty:
+            continue
+
+
 def drained(inbox: queue.Queue[bytes | None]) -> Iterator[np.ndarray]:
     """Samples `(N,)`, float32, of raw 16-bit audio (little-endian, one channel) whose bytes another thread puts in the
     inbox: all that has arrived since the last block, as one block of hardly more than `MOST_BYTES`. None ends it."""
     raw, block = b"", b""
     while block is not None:
         waiting, size = [raw], 0  # the first half of a sample may have arrived
-        block = inbox.get()
+        block = _next(inbox)
         while block is not None:
             waiting.append(block)
             size += len(block)
             if size >= MOST_BYTES or inbox.empty():
                 break
-            block = inbox.get()
+            block = inbox.get()  # is there
         raw = b"".join(waiting)
         yield np.frombuffer(raw, "<i2", len(raw) // 2).astype(np.float32) / 32768
         raw = raw[len(raw) // 2 * 2 :]

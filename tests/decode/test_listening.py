@@ -3,6 +3,7 @@
 import queue
 import threading
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -242,3 +243,10 @@ def test_what_cannot_be_is_said(recognizer):
     recognizer.takes = "matrix"
     with pytest.raises(ValueError, match="this model takes matrix, not sound"):
         list(listen(recognizer, []))
+
+
+def test_who_waits_for_sound_looks_up_every_second_so_that_no_ctrl_c_is_missed():
+    inbox = MagicMock(empty=lambda: True)
+    inbox.get.side_effect = [queue.Empty, b"\1\0", None]
+    assert [len(block) for block in drained(inbox)] == [1, 0]
+    assert all(call.kwargs == {"timeout": 1.0} for call in inbox.get.call_args_list)
