@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asr.decode import Recognizer
+    from asr.decode.recognizer import Recognizer
 
 __version__ = "0.1.0"
 
@@ -21,8 +21,9 @@ def load(model: str | Path | None = None, device: str | None = None, **settings)
     """The recogniser of a model folder (None: the model that ships) on a device (None: a GPU if there is one).
 
     "whisper:PATH" names another toolkit's checkpoint, as imported by `asr.model.foreign`.
-    `settings` are the arguments of asr.decode.Recognizer and any fields of asr.decode.DecodeOptions (`beam_size`,
-    `nbest`, `lm_weight`, `phrases`, ...); the fields that are not given keep the values tuned for the model.
+    `settings` are the arguments of asr.decode.recognizer.Recognizer and any fields of
+    asr.decode.options.DecodeOptions (`beam_size`, `nbest`, `lm_weight`, `phrases`, ...); the fields that are not given
+    keep the values tuned for the model.
 
     Raises asr.model.folder.ModelError."""
     from asr.decode.recognizer import Recognizer  # `import asr` itself loads nothing

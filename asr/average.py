@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from asr.commands import check_no_model, guarded, keep_inputs, say
+from asr.heap import importing
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,8 +37,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     keep_inputs(args.models, args.out)
     check_no_model(args.out)
-    from asr.decode.tuning import LANGUAGE_MODEL, TUNING
-    from asr.training.averaging import average_models
+    with importing():
+        from asr.decode.tuning import LANGUAGE_MODEL, TUNING
+        from asr.model.averaging import average_models
 
     average_models(args.models).save(args.out, args.dtype)
     if len(args.models) == 1:

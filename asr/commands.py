@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from asr.heap import importing
 
 if TYPE_CHECKING:
-    from asr.decode import Recognizer
+    from asr.decode.recognizer import Recognizer
 
 
 def add_corpus(parser: argparse.ArgumentParser) -> None:

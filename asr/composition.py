@@ -102,13 +102,6 @@ def training_command(command: str, schema: type, train: str) -> None:
     for an option or data that cannot be used."""
 
     def run(composed: DictConfig) -> None:
-        with importing():
-            from lightning.pytorch.utilities import rank_zero_only  # Lightning sets log levels on import
-
-        level = logging.WARNING if rank_zero_only.rank else logging.INFO  # only the first process reports
-        logging.basicConfig(level=level, format="%(message)s", force=True)
-        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-        warnings.filterwarnings("ignore", module="lightning")
         with ends_in_one_line(command):
             composed.out = os.path.expanduser(composed.out)  # as Lightning does
             typed = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
@@ -127,10 +120,17 @@ def training_command(command: str, schema: type, train: str) -> None:
                 Path(config.out).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ValueError(f"out={config.out}: the folder cannot be made ({error.strerror})") from None
-            with importing():
+            warnings.filterwarnings("ignore", module="lightning")
+            with importing():  # once the options are known to be good
+                from lightning.pytorch.utilities import rank_zero_only
+
                 from asr.training.trainer import checkpoint_of
 
                 trained_by = resolve_name(train)
+            # Lightning sets log levels when it is imported; only the first process reports
+            level = logging.WARNING if rank_zero_only.rank else logging.INFO
+            logging.basicConfig(level=level, format="%(message)s", force=True)
+            logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
             if not (checkpoint_of(config) or rank_zero_only.rank):
                 started = OmegaConf.to_container(composed, resolve=True) | {"experiment": experiment}
                 with replacing(Path(config.out) / OPTIONS) as unfinished:  # other processes may be reading it

@@ -30,7 +30,7 @@ from asr.text.normalizer import NORMALIZERS, get_normalizer
 if TYPE_CHECKING:
     from lhotse import CutSet
 
-    from asr.decode import Recognizer
+    from asr.decode.recognizer import Recognizer
     from asr.text.normalizer import Normalizer
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from asr.text.words import join_words
 
 if TYPE_CHECKING:
-    from asr.decode import Segment, Transcript
+    from asr.decode.transcript import Segment, Transcript
 
 CUE_LETTERS = 84  # most in a subtitle: players show two lines of 42
 CUE_SECONDS = 7.0

@@ -23,10 +23,11 @@ import numpy as np
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from asr.audio.reading import SAMPLE_RATE, resampled
-from asr.decode import Recognizer, Segment
 from asr.decode.listening import PAUSE, drafter_of, drained, listen
+from asr.decode.recognizer import Recognizer
 from asr.decode.segments import MARGIN
 from asr.decode.sharing import Abandoned, SharedRecognizer
+from asr.decode.transcript import Segment
 from asr.text.words import join_words
 
 logger = logging.getLogger(__name__)

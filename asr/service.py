@@ -20,8 +20,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from asr.decode import Recognizer, Transcript
+from asr.decode.recognizer import Recognizer
 from asr.decode.sharing import Abandoned, SharedRecognizer
+from asr.decode.transcript import Transcript
 from asr.formats import FORMATS, as_dict
 from asr.realtime import TRY_AGAIN_LATER, Connection
 

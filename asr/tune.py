@@ -19,9 +19,10 @@ from asr.commands import add_corpus, add_decoding_options, check_outputs, guarde
 if TYPE_CHECKING:
     from lhotse import CutSet
 
-    from asr.decode import DecodeOptions, Recognizer
     from asr.decode.confidence import Calibration
     from asr.decode.corpora import Transcribed
+    from asr.decode.options import DecodeOptions
+    from asr.decode.recognizer import Recognizer
 
 AXES = {
     "ctc_weight": "--ctc-weights",

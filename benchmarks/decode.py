@@ -53,7 +53,8 @@ def search_ours(utterances: int, beam_size: int = 10, ctc_weight: float = 0.3, p
     from asr.decode.beam import LOOKS, BeamSearch
     from asr.decode.options import DecodeOptions
     from asr.decode.precision import with_precision
-    from asr.model import ModelConfig, Transformer
+    from asr.model.config import ModelConfig
+    from asr.model.transformer import Transformer
     from asr.text.tokenizer import EOS
 
     model = Transformer(ModelConfig(vocab_size=VOCABULARY)).eval()
@@ -115,7 +116,7 @@ def search_speechbrain(utterances: int) -> float:
     from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
     from speechbrain.nnet.linear import Linear
 
-    from asr.model import ModelConfig
+    from asr.model.config import ModelConfig
     from asr.model.subsampling import ConvSubsampling
 
     subsampling = ConvSubsampling(ModelConfig(vocab_size=VOCABULARY)).eval()

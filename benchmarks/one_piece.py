@@ -16,7 +16,7 @@ import numpy as np
 import asr
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import iterate, open_corpus
-from asr.decode import DecodeOptions
+from asr.decode.options import DecodeOptions
 from asr.decode.recognizer import Recognizer
 from asr.decode.scoring import word_errors
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from rows import measured
 
 if TYPE_CHECKING:
-    from asr.model import ModelConfig
+    from asr.model.config import ModelConfig
 
 VOCABULARY, DROPOUT = 31, 0.1
 CHARACTERS_A_SECOND = 14
@@ -58,7 +58,7 @@ def sound_of(data: list[tuple]) -> float:
 
 def ours(config: ModelConfig, compiled: bool = False):
     """The model, and the function that computes its loss on a batch."""
-    from asr.model import Transformer
+    from asr.model.transformer import Transformer
     from asr.training.base import compile_layers
     from asr.training.config import LossConfig
     from asr.training.loss import joint_loss, lens_for_ctc
@@ -166,7 +166,7 @@ TOOLKITS: dict[str, Callable] = {
 
 
 def preset(name: str) -> ModelConfig:
-    from asr.model import ModelConfig
+    from asr.model.config import ModelConfig
 
     return ModelConfig.preset(name, vocab_size=VOCABULARY, dropout=DROPOUT)
 

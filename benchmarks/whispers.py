@@ -30,7 +30,7 @@ BEAM = 5
 def ours(beam_size: int, precision: str) -> Callable:
     def start(args: argparse.Namespace) -> Callable:
         import asr
-        from asr.decode import DecodeOptions
+        from asr.decode.options import DecodeOptions
 
         options = DecodeOptions("beam" if beam_size > 1 else "greedy", beam_size, ctc_weight=0.0)
         model = args.weights / "tiny.en"

@@ -17,10 +17,11 @@ import pytest
 import soundfile
 import torch
 
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
-from asr.decode import DecodeOptions, Recognizer
 from asr.decode.confidence import Calibration
+from asr.decode.options import DecodeOptions
+from asr.decode.recognizer import Recognizer
 from asr.decode.tuning import save_tuning
 from asr.heap import keep_kernels
 from asr.model.config import ModelConfig

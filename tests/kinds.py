@@ -1,6 +1,6 @@
 """Tiny models of every kind: their features, and the fields in which they differ from `TINY`."""
 
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.model.config import ModelConfig
 
 TINY = ModelConfig(

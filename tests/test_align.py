@@ -9,10 +9,10 @@ import pytest
 from lhotse import CutSet
 
 from asr import align
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE, read_audio, write_wav
 from asr.corpus import open_corpus
-from asr.decode import Recognizer
+from asr.decode.recognizer import Recognizer
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.resources import resource

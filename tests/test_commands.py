@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from asr import evaluate, transcribe
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.commands import load_model, load_recognizer, progress_bar, say
-from asr.decode import DecodeOptions
+from asr.decode.options import DecodeOptions
 from asr.decode.tuning import save_tuning
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
@@ -62,7 +62,7 @@ def test_what_fails_while_a_model_is_loaded_is_no_wrong_device(monkeypatch, erro
     def broken(*args, **settings):
         raise error
 
-    monkeypatch.setattr("asr.decode.Recognizer.load", broken)
+    monkeypatch.setattr("asr.decode.recognizer.Recognizer.load", broken)
     with pytest.raises(type(error)):
         load_model(None, "cpu")
 

@@ -27,6 +27,7 @@ from asr.resources import resource
 from asr.training.config import DataConfig, LMTrainConfig, TrainConfig
 from asr.training.module import SpeechTraining
 from asr.training.run import train
+from tests.conftest import ROOT
 from tests.test_commands import call
 from tests.training.tones import composed, options
 
@@ -366,3 +367,19 @@ def test_a_reader_that_has_had_enough_ends_it_without_a_word(programs):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_help_and_what_is_wrong_with_an_option_come_before_torch_is_loaded():
+    code = """
+import contextlib, sys
+from asr.train import main
+for word in ("--help", "--cfg=job", "modle=tiny", "model.d_model=7", "optimizer.lr=fast", "average=0"):
+    sys.argv[1:] = [word]
+    with contextlib.suppress(SystemExit):
+        main()
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.count("save_minutes:") == 2  # in the options of the help and of the job
+    for line, name in zip(done.stderr.splitlines(), ("modle", "model.d_model", "optimizer.lr", "average"), strict=True):
+        assert name in line

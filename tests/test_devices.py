@@ -10,9 +10,7 @@ import pytest
 import torch
 
 import asr
-from asr.audio.augment import SpecAugmentConfig
-from asr.audio.distort import DistortionConfig
-from asr.audio.features import FeatureConfig
+from asr.audio.config import DistortionConfig, FeatureConfig, SpecAugmentConfig
 from asr.decode.options import DecodeOptions
 from asr.decode.search import search
 from asr.model.speech_model import SpeechModel

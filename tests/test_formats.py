@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from asr.decode import Segment, Transcript, Word
+from asr.decode.transcript import Segment, Transcript, Word
 from asr.formats import CUE_LETTERS, CUE_PAUSE, CUE_SECONDS, FORMATS, LINGER, Cue, ctm_line, cues
 
 

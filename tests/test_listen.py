@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from asr.audio.reading import SAMPLE_RATE, read_audio
-from asr.decode import Segment
 from asr.decode.listening import Heard
+from asr.decode.transcript import Segment
 from asr.listen import _as_json, _on_terminal, _read
 from asr.resources import resource
 from tests.test_commands import call

@@ -14,8 +14,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from asr.audio.reading import SAMPLE_RATE
-from asr.decode import Recognizer, Segment, listening
+from asr.decode import listening
 from asr.decode.listening import Heard
+from asr.decode.recognizer import Recognizer
+from asr.decode.transcript import Segment
 from asr.realtime import TRANSCRIPTION, Connection, Settings
 from asr.service import MOST_PHRASES
 from tests.decode.test_recognizer import noise

@@ -11,7 +11,7 @@ import requests
 import soundfile
 
 from asr.audio.reading import SAMPLE_RATE
-from asr.decode import Recognizer
+from asr.decode.recognizer import Recognizer
 from asr.formats import FORMATS
 from asr.service import MOST_LETTERS, MOST_PHRASES, OF_WHISPER
 

@@ -6,9 +6,10 @@ import types
 
 import pytest
 
-from asr.audio.features import FeatureConfig
-from asr.decode import DecodeOptions, Segment, Transcript, Word
+from asr.audio.config import FeatureConfig
 from asr.decode.confidence import word_confidences
+from asr.decode.options import DecodeOptions
+from asr.decode.transcript import Segment, Transcript, Word
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer

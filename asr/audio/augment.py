@@ -3,32 +3,16 @@ Jaitly & Hinton 2013) and SpecAugment (Park et al. 2019) of features."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from asr.audio._torchaudio import transforms
+from asr.audio.config import SpecAugmentConfig
 from asr.audio.reading import SAMPLE_RATE
 
 FORMANTS_END = 4800.0  # Hz: up to here, frequencies scale with the vocal tract's length; above, they are bent back
-
-
-@dataclass(frozen=True)
-class SpecAugmentConfig:
-    freq_masks: int = 2
-    freq_width: int = 27  # F: widest frequency mask, in bands
-    time_masks: int = 5
-    time_ratio: float = 0.05  # widest time mask, as a fraction of the utterance
-    # scales the vocal tract of each utterance by 1 - this to 1 + this; for features.kind=log_mel only
-    vocal_tract: float = 0.0
-
-    def __post_init__(self):
-        if not 0 <= self.vocal_tract <= 0.5:
-            raise ValueError(f"spec_augment.vocal_tract: {self.vocal_tract} does not lie in [0, 0.5]")
-        if min(self.freq_masks, self.freq_width, self.time_masks) < 0 or not 0 <= self.time_ratio <= 1:
-            raise ValueError("spec_augment: counts and widths must not be negative, time_ratio lies in [0, 1]")
 
 
 class SpecAugment(nn.Module):

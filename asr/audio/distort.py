@@ -8,33 +8,18 @@ voices are taken from the batch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import torch
 from torch import Tensor, nn
 
 from asr.audio._torchaudio import functional
+from asr.audio.config import DistortionConfig
 from asr.audio.reading import SAMPLE_RATE
 
 LEVEL_FLOOR = 1e-5
 LONGEST_ECHO = 0.6  # seconds
 EDGE = 25.0  # Hz over which a filter's gain falls in the steepest part of its slope
-
-
-@dataclass(frozen=True)
-class DistortionConfig:
-    """The probability of each distortion of a training utterance, independent of the others."""
-
-    room: float = 0.0  # an exponentially decaying echo of 0.1 to 0.6 s
-    noise: float = 0.0  # stationary, between white and brown, 5 to 25 dB below the speech
-    voices: float = 0.0  # another utterance of the batch, 5 to 20 dB below the speech
-    band: float = 0.0  # a telephone's band in 8-bit mu-law, or nothing above 2 to 6 kHz
-    clip: float = 0.0  # clipped at 0.8 to 3 times the root mean square
-
-    def __post_init__(self):
-        for each in fields(self):
-            if not 0 <= getattr(self, each.name) <= 1:
-                raise ValueError(f"distortion.{each.name} must be a probability, not {getattr(self, each.name)}")
 
 
 class Distortion(nn.Module):

@@ -7,12 +7,12 @@ Whisper's features, which do pad, and Kaldi's are there for models that were tra
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from asr.audio._torchaudio import kaldi, transforms
+from asr.audio.config import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
 
 LOG_FLOOR = 1e-6
@@ -21,44 +21,6 @@ QUIET = 0.03  # amplitude to which quieter audio is raised
 BLOCK, CLICK = 160, 6  # samples per block in which the amplitude is measured, and blocks that speech is longer than
 LOWEST_HERTZ = 20.0  # lowest frequency of log_mel
 SMALLEST_STD = 1e-3
-KINDS = ("log_mel", "whisper", "kaldi", "matrix", "text")
-NORMALIZATIONS = ("global", "utterance", "cmvn")
-
-
-@dataclass(frozen=True)
-class FeatureConfig:
-    """Configuration of the front end, saved with the weights."""
-
-    # log_mel, whisper or kaldi: computed from audio; matrix: (T, d) as given; text: the ids of its tokens
-    kind: str = "log_mel"
-    dim: int = 80  # d: mel bands, or the width of the matrices
-    window_ms: float = 25.0
-    hop_ms: float = 10.0
-    # global: mean and std of the training set; utterance: each utterance's own mean instead; cmvn: its own mean and std
-    normalization: str = "global"
-    pad_seconds: float = 0.0  # whisper: silence pads audio to at least this length, and counts as audio
-
-    def __post_init__(self):
-        if self.kind not in KINDS:
-            raise ValueError(f"features.kind: {self.kind!r} is not one of {', '.join(KINDS)}")
-        if self.normalization not in NORMALIZATIONS:
-            choices = ", ".join(NORMALIZATIONS)
-            raise ValueError(f"features.normalization: {self.normalization!r} is not one of {choices}")
-        if self.pad_seconds < 0 or (self.pad_seconds and self.kind != "whisper"):
-            raise ValueError("features.pad_seconds must not be negative, and is for features.kind=whisper alone")
-        if self.dim < 1 or self.hop_ms <= 0 or self.window_ms < self.hop_ms:
-            raise ValueError("features: dim and hop_ms must be positive, window_ms at least hop_ms")
-        if self.takes == "sound" and not round(self.hop_ms * SAMPLE_RATE / 1000):
-            raise ValueError(f"features.hop_ms={self.hop_ms} is shorter than a sample")
-
-    @property
-    def takes(self) -> str:
-        """The kind of input: sound, matrix or text."""
-        return self.kind if self.kind in ("matrix", "text") else "sound"
-
-    @property
-    def frames_per_second(self) -> float:
-        return 1000 / self.hop_ms
 
 
 class FrontEnd(nn.Module):

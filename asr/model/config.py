@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from asr.text.tokenizer import BLANK, EOS, SOS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHOICES = {
     "encoder": ("transformer", "conformer"),
@@ -23,6 +24,7 @@ POSITIVE = (
     "input_dim", "d_model", "encoder_layers", "decoder_layers", "num_heads", "d_k", "d_v", "ffn_dim",
     "subsampling_channels", "max_positions",
 )  # fmt: skip
+WEIGHT_TYPES = ("float32", "float16", "int8")  # of weights on disk
 
 
 @dataclass(frozen=True)
@@ -176,3 +178,22 @@ PRESETS = {
         encoder="conformer", d_model=256, encoder_layers=12, decoder_layers=4, ffn_dim=1024, activation="silu"
     ),
 }
+
+
+@dataclass(frozen=True)
+class MaskedPredictionConfig:
+    codebooks: int = 4
+    codes: int = 256  # per codebook
+    code_dim: int = 16  # width to which features are projected before the search for the nearest code
+    mask_start: float = 0.015  # probability that a masked span starts at a frame of the features
+    mask_frames: int = 24  # length of a span; spans may overlap
+    mask_noise: float = 0.1  # standard deviation of the normal noise in place of masked features, which are normalised
+    visible_weight: float = 1.0  # weight of the loss of unmasked frames, relative to that of masked frames
+
+    def __post_init__(self):
+        if min(self.codebooks, self.code_dim, self.mask_frames) < 1 or self.codes < 2:
+            raise ValueError("masked_prediction: codebooks, code_dim and mask_frames must be at least 1, codes 2")
+        if min(self.mask_noise, self.visible_weight) < 0:
+            raise ValueError("masked_prediction: mask_noise and visible_weight must not be negative")
+        if not 0 < self.mask_start < 1:
+            raise ValueError(f"masked_prediction.mask_start must lie in (0, 1), not {self.mask_start}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.model.config import ModelConfig
 from asr.model.flash_attention import lens_for_kernels
 from asr.model.layers import ConformerEncoderLayer, TransformerEncoderLayer, start_near_identity

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
-from asr.audio.features import FeatureConfig, FrontEnd
+from asr.audio.config import FeatureConfig
+from asr.audio.features import FrontEnd
 from asr.model.config import ModelConfig
 from asr.model.encoder import Encoder, check_front_end
 from asr.model.folder import WithoutStartValues, described, load_weights, write_folder

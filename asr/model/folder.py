@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 
 from asr.files import replacing
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}  # types of weights on disk
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 SCALE = ".scale"  # suffix to the name of an int8 tensor
 KINDS = {  # by the key of the model's shape in config.json
@@ -51,7 +50,7 @@ def write_folder(folder: str | Path, module: nn.Module, description: dict[str, A
         if name in parameters and dtype == "int8" and tensor.dim() > 1:
             tensors[name], tensors[name + SCALE] = _quantized(tensor.cpu())
         elif name not in shared:
-            of_disk = torch.float16 if dtype == "int8" else DTYPES[dtype]
+            of_disk = torch.float32 if dtype == "float32" else torch.float16
             tensors[name] = tensor.to(of_disk if name in parameters else tensor.dtype).contiguous().cpu()
     write_tensors(tensors, folder / WEIGHTS)
     write_json(description, folder / CONFIG)

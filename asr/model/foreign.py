@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.model.config import ModelConfig
 from asr.model.folder import CONFIG, UNREADABLE, WEIGHTS, ModelError, WithoutStartValues, write_json, write_tensors
 from asr.model.positions import sinusoids_in_halves

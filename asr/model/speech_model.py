@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from asr.audio.features import FeatureConfig, FrontEnd
+from asr.audio.config import FeatureConfig
+from asr.audio.features import FrontEnd
 from asr.model.bigram import FILE, Bigram
 from asr.model.config import ModelConfig
 from asr.model.encoder import check_front_end

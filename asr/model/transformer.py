@@ -14,6 +14,10 @@ from asr.model.decoder import Decoder
 from asr.model.encoder import Encoder
 from asr.model.posteriors import log_posteriors
 
+# what goes with the vocabulary: fields of the config besides its size, and how the names of weights begin
+CONFIG_OF_THE_VOCABULARY = ("prompt", "eos", "suppressed", "suppressed_first", "first_timestamp", "ctc")
+OF_THE_VOCABULARY = ("ctc.", "decoder.embedding.", "decoder.output.", "encoder.subsampling.table.")
+
 
 class Output(NamedTuple):
     """The result of a forward pass. T' = U + 1: the input is the prompt (`<sos>`) and y, the target is `y <eos>`."""

@@ -15,17 +15,15 @@ from asr.model.folder import ModelError, described
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.lora import add_low_rank
 from asr.model.speech_model import SpeechModel
-from asr.model.transformer import Transformer
+from asr.model.transformer import CONFIG_OF_THE_VOCABULARY, OF_THE_VOCABULARY, Transformer
 from asr.text.loading import load_tokenizer
 from asr.text.tokenizer import CharTokenizer, SubwordTokenizer, Tokenizer
 from asr.training.config import TokenizerConfig, TrainConfig
 from asr.training.vocabulary import transfer_vocabulary
 
-CONFIG_OF_THE_VOCABULARY = ("prompt", "eos", "suppressed", "suppressed_first", "first_timestamp", "ctc")
 CONFIG_OF_THE_DECODER = (
     "decoder_layers", "decoder_positions", "max_positions", "tie_output", "output_bias", "tokens_per_frame",
 )  # fmt: skip
-OF_THE_VOCABULARY = ("ctc.", "decoder.embedding.", "decoder.output.", "encoder.subsampling.table.")
 OF_THE_TOKENS = ("embedding.", "output.")  # of a language model: each has a row for every token
 OF_A_LANGUAGE_MODEL = (  # what a decoder and the language model that it starts as must have in common
     "d_model", "num_heads", "d_k", "d_v", "ffn_dim", "activation", "norm_first", "decoder_layers",

@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from asr.audio.augment import SpecAugmentConfig
-from asr.audio.distort import DistortionConfig
-from asr.audio.features import FeatureConfig
+from asr.audio.config import DistortionConfig, FeatureConfig, SpecAugmentConfig
 from asr.decode.options import DecodeOptions
-from asr.model.best_rq import MaskedPredictionConfig
-from asr.model.config import ModelConfig
-from asr.model.folder import DTYPES
+from asr.model.config import WEIGHT_TYPES, MaskedPredictionConfig, ModelConfig
 from asr.text.normalizer import get_normalizer
 
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")  # Lightning's names
@@ -186,7 +182,7 @@ class RunConfig:
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie in [0, 2^32), not {self.seed}")
         _check_choice("precision", self.precision, PRECISIONS)
-        _check_choice("export", self.export, tuple(DTYPES))
+        _check_choice("export", self.export, WEIGHT_TYPES)
 
 
 @dataclass(kw_only=True)

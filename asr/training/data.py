@@ -17,7 +17,8 @@ from lhotse import CutSet, MonoCut
 from lhotse.dataset.sampling.base import CutSampler
 from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 
-from asr.audio.features import FeatureConfig, FrontEnd
+from asr.audio.config import FeatureConfig
+from asr.audio.features import FrontEnd
 from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND
 from asr.corpus import input_kind, open_corpus
 from asr.corpus.utterances import kept

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import lightning as L
 
-from asr.audio.distort import DistortionConfig
+from asr.audio.config import DistortionConfig
 from asr.decode.search import check_options
 from asr.decode.tuning import LANGUAGE_MODEL, TUNING
 from asr.model.bigram import MOST_TOKENS, Bigram

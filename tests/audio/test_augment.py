@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from asr.audio.augment import SpecAugment, SpecAugmentConfig, change_speed, change_vocal_tract
-from asr.audio.features import FeatureConfig, FrontEnd
+from asr.audio.augment import SpecAugment, change_speed, change_vocal_tract
+from asr.audio.config import FeatureConfig, SpecAugmentConfig
+from asr.audio.features import FrontEnd
 
 
 def test_spec_augment_changes_its_input():

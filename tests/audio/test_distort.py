@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from asr.audio.distort import EFFECTS, Distortion, DistortionConfig, add_voice, level, mix, mu_law, narrow
+from asr.audio.config import DistortionConfig
+from asr.audio.distort import EFFECTS, Distortion, add_voice, level, mix, mu_law, narrow
 from asr.audio.reading import SAMPLE_RATE
 
 ALL = {"room": 1.0, "noise": 1.0, "voices": 1.0, "band": 1.0, "clip": 1.0}

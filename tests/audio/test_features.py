@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from asr.audio.features import QUIET, SILENCE, FeatureConfig, FrontEnd, RunningStatistics, quiet_gain
+from asr.audio.config import FeatureConfig
+from asr.audio.features import QUIET, SILENCE, FrontEnd, RunningStatistics, quiet_gain
 
 
 def test_ten_seconds_are_a_thousand_frames_less_the_window():

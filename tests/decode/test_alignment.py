@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.decode.alignment import ctc_alignments, frame_times, timed_words
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer

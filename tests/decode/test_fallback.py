@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from asr.decode import DecodeOptions, Hypothesis, search
 from asr.decode.beam import BeamSearch
 from asr.decode.fallback import needs_fallback, search_with_fallback
+from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.phrases import Phrases
-from asr.decode.search import attention_scores
+from asr.decode.search import attention_scores, search
 from asr.model.config import ModelConfig
 from asr.model.language_model import LanguageModel
 from asr.model.transformer import Transformer

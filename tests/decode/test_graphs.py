@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from asr.audio.features import FeatureConfig
-from asr.decode import Recognizer
+from asr.audio.config import FeatureConfig
 from asr.decode.graphs import DecoderGraph, EncoderGraph
 from asr.decode.onnx import difference
+from asr.decode.recognizer import Recognizer
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from asr.audio.reading import SAMPLE_RATE, AudioError
-from asr.decode import DecodeOptions, Recognizer, listening
+from asr.decode import listening
 from asr.decode.listening import _Draft, drafter_of, drained, listen
-from asr.decode.options import Hypothesis
+from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.recognizer import Recognizer
 from asr.decode.segments import Piece
 from asr.decode.sharing import SharedRecognizer
 from asr.model.config import ModelConfig

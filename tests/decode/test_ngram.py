@@ -4,9 +4,10 @@ import sys
 import numpy as np
 import pytest
 
-from asr.audio.features import FeatureConfig
-from asr.decode import DecodeOptions, Hypothesis, Recognizer
+from asr.audio.config import FeatureConfig
 from asr.decode.ngram import NGram
+from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.recognizer import Recognizer
 from asr.model.folder import ModelError
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer

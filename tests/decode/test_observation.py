@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import asr
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.audio.reading import read_audio
-from asr.decode import DecodeOptions, Hypothesis, Recognizer
 from asr.decode.observation import diagonality, entropy, observe, score_spread, unscaled
+from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.recognizer import Recognizer
 from asr.model.dot_product import attention_weights
 from asr.model.masks import window_mask
 from asr.model.speech_model import SpeechModel

@@ -13,8 +13,9 @@ import torch
 import asr
 from asr import export
 from asr.audio.reading import SAMPLE_RATE, read_audio
-from asr.decode import Recognizer, onnx
+from asr.decode import onnx
 from asr.decode.alignment import frame_times
+from asr.decode.recognizer import Recognizer
 from asr.resources import resource
 from tests.conftest import ROOT
 from tests.decode.test_graphs import of_kind

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from asr.decode import DecodeOptions
+from asr.decode.options import DecodeOptions
 
 
 @pytest.mark.parametrize(

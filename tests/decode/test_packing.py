@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from asr.decode import Recognizer
 from asr.decode.packing import PackedConv2d, PackedLinear, can_pack, pack
+from asr.decode.recognizer import Recognizer
 from asr.model.config import ModelConfig
 from asr.model.transformer import Transformer
 

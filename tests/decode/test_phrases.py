@@ -6,8 +6,9 @@ import random
 import pytest
 import torch
 
-from asr.decode import DecodeOptions, Recognizer
+from asr.decode.options import DecodeOptions
 from asr.decode.phrases import Phrases
+from asr.decode.recognizer import Recognizer
 from asr.decode.search import phrase_gains
 from asr.text.tokenizer import EOS, CharTokenizer, SubwordTokenizer
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from asr.decode import DecodeOptions, Recognizer
+from asr.decode.options import DecodeOptions
 from asr.decode.packing import can_pack
 from asr.decode.precision import with_precision
 from asr.decode.quantization import can_quantize
+from asr.decode.recognizer import Recognizer
 from asr.model.config import ModelConfig
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.transformer import Transformer

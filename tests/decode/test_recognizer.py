@@ -9,12 +9,13 @@ import pytest
 import soundfile
 import torch
 
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE, AudioError
 from asr.corpus import open_corpus
-from asr.decode import DecodeOptions, Hypothesis, Recognizer
 from asr.decode.confidence import Calibration
 from asr.decode.corpora import align_cuts, transcribe_cuts
+from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.recognizer import Recognizer
 from asr.model.language_model import LanguageModel, TextModel
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer

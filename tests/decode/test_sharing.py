@@ -10,9 +10,11 @@ import pytest
 import soundfile
 import torch
 
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.audio.reading import SAMPLE_RATE
-from asr.decode import DecodeOptions, Hypothesis, Recognizer, segments
+from asr.decode import segments
+from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.recognizer import Recognizer
 from asr.decode.segments import FRAME
 from asr.decode.sharing import Abandoned, SharedRecognizer
 from asr.model.speech_model import SpeechModel

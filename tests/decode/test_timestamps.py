@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from asr.decode import DecodeOptions, Hypothesis, Recognizer
+from asr.decode.options import DecodeOptions, Hypothesis
+from asr.decode.recognizer import Recognizer
 from asr.decode.search import search
 from asr.decode.timestamps import LATEST_BEGIN, apply_timestamp_rules_, timed_segments
 from asr.model.config import ModelConfig

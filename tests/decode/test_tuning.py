@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asr.decode import DecodeOptions, Recognizer
 from asr.decode.confidence import Calibration
+from asr.decode.options import DecodeOptions
 from asr.decode.quantization import QuantizedLinear
+from asr.decode.recognizer import Recognizer
 from asr.decode.tuning import load_tuning, save_tuning
 from asr.model.folder import ModelError
 from asr.model.language_model import LanguageModel, TextModel

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from asr.model.best_rq import MaskedPrediction, MaskedPredictionConfig, RandomProjectionQuantizer
-from asr.model.config import ModelConfig
+from asr.model.best_rq import MaskedPrediction, RandomProjectionQuantizer
+from asr.model.config import MaskedPredictionConfig, ModelConfig
 from asr.model.encoder import Encoder
 from asr.model.masks import length_mask
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from asr.audio.features import FeatureConfig, FrontEnd
-from asr.decode import DecodeOptions, Recognizer
-from asr.decode.options import IMPORTED
+from asr.audio.config import FeatureConfig
+from asr.audio.features import FrontEnd
+from asr.decode.options import IMPORTED, DecodeOptions
+from asr.decode.recognizer import Recognizer
 from asr.import_model import main as import_command
 from asr.model.folder import ModelError
 from asr.model.foreign import WhisperTask, export_model, import_model

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.model.bigram import Bigram
 from asr.model.encoder_model import EncoderModel
 from asr.model.folder import ModelError

@@ -8,18 +8,9 @@ import lightning as L
 import pytest
 import torch
 
-from asr.audio.features import FeatureConfig
-from asr.average import main
-from asr.decode import DecodeOptions
-from asr.decode.tuning import load_tuning, save_tuning
-from asr.model.folder import ModelError
-from asr.model.speech_model import SpeechModel
-from asr.model.transformer import Transformer
-from asr.text.tokenizer import CharTokenizer
 from asr.training.averaging import (
     BestCheckpoints,
     average_checkpoints,
-    average_models,
     best_checkpoints,
     figure_of,
     interpolate,
@@ -56,93 +47,6 @@ def test_of_equally_good_epochs_the_earlier_is_the_better(tmp_path):
 def test_between_two_models_lies_their_weighted_mean():
     after, before = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([5.0, 2.0])}
     assert interpolate(after, before, 0.25)["w"].tolist() == [2.0, 2.0]
-
-
-def another(model: SpeechModel, tokenizer=None, **config) -> SpeechModel:
-    """A model with its own random weights and the same shape, except for what `tokenizer` and `config` change."""
-    tokenizer = tokenizer or model.tokenizer
-    shape = replace(model.transformer.config, vocab_size=len(tokenizer), **config)
-    return SpeechModel(model.front_end.config, Transformer(shape), tokenizer, model.normalizer_name)
-
-
-def test_the_average_of_models_is_the_mean_of_their_weights(tiny_model, tmp_path, capsys):
-    models = [tiny_model, another(tiny_model), another(tiny_model, dropout=0.3)]
-    for i, model in enumerate(models):
-        model.save(tmp_path / str(i))
-    main([*(str(tmp_path / str(i)) for i in range(3)), "--out", str(tmp_path / "mean")])
-    assert capsys.readouterr().out == f"{tmp_path / 'mean'}: the mean of 3 models, in float32\n"
-    mean = SpeechModel.load(tmp_path / "mean").state_dict()
-    for name, *weights in zip(mean, *(model.state_dict().values() for model in models), strict=True):
-        torch.testing.assert_close(mean[name], sum(weights) / 3 if weights[0].is_floating_point() else weights[0])
-
-
-def test_of_a_model_with_other_tokens_what_belongs_to_these_is_left_out(tiny_model, tmp_path):
-    other = another(tiny_model, CharTokenizer.train(["abc"]), suppressed=(4,))
-    tiny_model.save(tmp_path / "a")
-    other.save(tmp_path / "b")
-    mean = average_models([tmp_path / "a", tmp_path / "b"])
-    assert mean.tokenizer == tiny_model.tokenizer
-    ours, theirs = tiny_model.state_dict(), other.state_dict()
-    weights = mean.state_dict()
-    embedding, inner = "transformer.decoder.embedding.weight", "transformer.encoder.layers.0.attention.query.weight"
-    assert torch.equal(weights[embedding], ours[embedding])
-    torch.testing.assert_close(weights[inner], (ours[inner] + theirs[inner]) / 2)
-
-
-def test_models_of_other_shapes_have_no_mean(tiny_model, tmp_path):
-    tiny_model.save(tmp_path / "a")
-    another(tiny_model, activation="gelu").save(tmp_path / "b")
-    with pytest.raises(ModelError, match=r"b: activation is gelu, and \w+ in the first model"):
-        average_models([tmp_path / "a", tmp_path / "b"])
-    features = FeatureConfig(normalization="utterance")
-    SpeechModel(features, tiny_model.transformer, tiny_model.tokenizer).save(tmp_path / "c")
-    with pytest.raises(ModelError, match="c: other features than the first model's"):
-        average_models([tmp_path / "a", tmp_path / "c"])
-
-
-def test_of_one_model_it_makes_a_copy_in_another_type_with_all_that_was_tuned(tiny_model, tmp_path):
-    tiny_model.save(tmp_path / "a")
-    save_tuning(tmp_path / "a", DecodeOptions(beam_size=7), language_model=tmp_path / "a")
-    main([str(tmp_path / "a"), "--out", str(tmp_path / "small"), "--dtype", "int8"])
-    assert load_tuning(tmp_path / "small").options == DecodeOptions(beam_size=7)
-    assert load_tuning(tmp_path / "small").language_model == tmp_path / "small" / "lm"
-    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("small", "a")]
-    assert sizes[0] < 0.5 * sizes[1]
-
-
-def test_what_was_tuned_for_another_model_does_not_stay(tiny_model, tmp_path, capsys):
-    tiny_model.save(tmp_path / "a")
-    (tmp_path / "b").mkdir()
-    save_tuning(tmp_path / "b", DecodeOptions())
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path / "a"), "--out", str(tmp_path / "b")])
-    assert "b already holds a model" in capsys.readouterr().err
-
-
-def test_no_model_is_written_over(tiny_model, tmp_path, capsys):
-    for name in ("a", "b"):
-        tiny_model.save(tmp_path / name)
-    before = (tmp_path / "b" / "model.safetensors").read_bytes()
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path / "a"), "--out", str(tmp_path / "b")])
-    assert "b already holds a model" in capsys.readouterr().err
-    assert (tmp_path / "b" / "model.safetensors").read_bytes() == before
-
-
-def test_a_file_is_not_taken_for_a_folder(tiny_model, tmp_path, capsys):
-    tiny_model.save(tmp_path / "a")
-    (tmp_path / "b").touch()
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path / "a"), "--out", str(tmp_path / "b")])
-    assert "b is a file: choose a folder for the model" in capsys.readouterr().err
-
-
-def test_a_mean_is_not_written_over_what_it_is_of(tiny_model, tmp_path, capsys):
-    tiny_model.save(tmp_path / "a")
-    with pytest.raises(SystemExit) as stop:
-        main([str(tmp_path / "a"), "--out", str(tmp_path / "a")])
-    assert stop.value.code == 2
-    assert "would overwrite what is read" in capsys.readouterr().err
 
 
 def test_with_another_dev_set_the_best_epochs_are_chosen_anew(corpus, tmp_path, caplog, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import asr
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.decode.tuning import LANGUAGE_MODEL, TUNING
 from asr.model.config import ModelConfig
 from asr.model.speech_model import SpeechModel

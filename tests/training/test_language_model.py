@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.composition import build_config
-from asr.decode import DecodeOptions, Recognizer
+from asr.decode.options import DecodeOptions
+from asr.decode.recognizer import Recognizer
 from asr.model.folder import ModelError
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from asr.audio.features import FeatureConfig
+from asr.audio.config import FeatureConfig
 from asr.decode.options import DecodeOptions, Hypothesis
 from asr.decode.scoring import word_errors
 from asr.decode.search import search

@@ -11,9 +11,9 @@ import asr
 from asr import evaluate, plots, transcribe
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import open_corpus
-from asr.decode import DecodeOptions
 from asr.decode.corpora import transcribe_cuts
 from asr.decode.observation import observe
+from asr.decode.options import DecodeOptions
 from asr.decode.scoring import character_errors
 from asr.training.run import train
 from tests.test_commands import call, run

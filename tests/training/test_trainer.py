@@ -4,7 +4,8 @@ import pytest
 import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
-from asr.audio.features import FeatureConfig, FrontEnd
+from asr.audio.config import FeatureConfig
+from asr.audio.features import FrontEnd
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import iterate
 from asr.training.data import SoundData
