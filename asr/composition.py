@@ -234,7 +234,8 @@ def _with_saved_options(composed: DictConfig, schema: type, typed: Sequence[Over
         raise ValueError(f"resume=true: {saved} does not hold the options of a training")
     experiment, started = options.pop("experiment", None), options
     if last.is_file():
-        from asr.training.resuming import read_checkpoint  # heavy, and only needed here to resume
+        with importing():  # heavy, and only needed here to resume
+            from asr.training.resuming import read_checkpoint
 
         options = OmegaConf.create(read_checkpoint(last)["config"])
     try:
