@@ -157,6 +157,8 @@ class Training(L.LightningModule):
         checkpoint["config"] = asdict(self.config)
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
+        if "current_model_state" in checkpoint and not getattr(self.config, "ema", 0.0):
+            checkpoint["state_dict"] = checkpoint.pop("current_model_state")  # what was trained, not its moving average
         states = checkpoint.get("state_dict", {}), self.state_dict()
         saved, own = ({name: tuple(weight.shape) for name, weight in state.items()} for state in states)
         other = next((name for name in own | saved if saved.get(name) != own.get(name)), None)

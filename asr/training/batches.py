@@ -116,6 +116,7 @@ class Batch(NamedTuple):
     Y_lens: Tensor  # (B,)
     texts: list[str]  # normalised
     speed: float  # at which it is played in training
+    unread: int = 0  # further utterances, which could not be read
 
 
 class SpeechDataset(Dataset):
@@ -156,7 +157,7 @@ class SpeechDataset(Dataset):
             texts.append(cut.supervisions[0].text)
         if not inputs:
             nothing = torch.zeros(0, dtype=torch.int64)
-            return Batch(torch.zeros(0, 1), nothing, nothing[:, None], nothing, [], speed)
+            return Batch(torch.zeros(0, 1), nothing, nothing[:, None], nothing, [], speed, len(cuts))
         labels = [self._labels(text) for text in texts]
         seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
         rate = STEPS_PER_SECOND if cuts[0].recording is None else SAMPLE_RATE
@@ -172,6 +173,7 @@ class SpeechDataset(Dataset):
             torch.tensor([len(y) for y in labels]),
             texts,
             speed,
+            len(cuts) - len(texts),
         )
 
     def _labels(self, text: str) -> Tensor:

@@ -113,7 +113,9 @@ def adapt_model(origin: SpeechModel | EncoderModel, config: TrainConfig, tokeniz
             origin.tokenizer,
         )
     # chosen before layers are copied: the copies are trained
-    frozen = (transformer.encoder.subsampling, *transformer.encoder.layers[: config.freeze_layers])
+    frozen = [*transformer.encoder.layers[: config.freeze_layers]]
+    if not (anew and shape.subsampler == "embedding"):  # whose rows of new tokens have to be learnt
+        frozen.append(transformer.encoder.subsampling)
     deepen(transformer, config.add_layers)
     model = SpeechModel(origin.front_end.config, transformer, tokenizer, config.data.normalizer_name)
     model.front_end.set_statistics(origin.front_end.mean, origin.front_end.std)

@@ -61,16 +61,20 @@ class EpochLine(EpochTimer):
         self.waited_before = trainer.train_dataloader.waited
         self.trained = 0.0  # seconds, validation not counted
         self.frames, self.real_frames = 0, torch.zeros((), device=module.device)  # read once per epoch
+        self.utterances = self.unread = 0
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Batch, batch_idx: int):
         self.frames += batch.inputs.shape[0] * batch.inputs.shape[1]
         self.real_frames += batch.lens.sum()
+        self.utterances += len(batch.lens) + batch.unread
+        self.unread += batch.unread
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs, batch: Batch, batch_idx: int):
         self.trained = time.monotonic() - self.started
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: Training) -> None:
         super().on_train_epoch_end(trainer, module)
+        self._report_unread(trainer, module)
         took, left = self.took_and_left(trainer)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         validated = (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0
@@ -87,6 +91,16 @@ class EpochLine(EpochTimer):
         epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
         cost = f"{padding:.1f} % padding, {waiting:.1f} % waiting for data, {left:.1f} min left"
         logger.info("%s: %s; %.0f s (%.0f s of audio per second, %s)", epoch, ", ".join(shown), took, speed, cost)
+
+    def _report_unread(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Reports how many utterances no process could read. Raises ValueError if that is all of an epoch."""
+        counts = torch.tensor([self.unread, self.utterances], device=module.device)
+        unread, utterances = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
+        if unread and unread == utterances and not self.first:
+            raise ValueError("no utterance of the training set can be read")
+        if unread and trainer.is_global_zero:
+            what = f"epoch {trainer.current_epoch + 1}: {unread:,} of {utterances:,} utterances could not be read"
+            logger.warning("%s, and were left out", what)
 
 
 class Patience(EarlyStopping):

@@ -220,4 +220,8 @@ def _loggers(project: str, out: Path, resume: bool) -> list[Logger]:
     if not rank_zero_only.rank and not (resume and kept.is_file()):
         kept.write_text(f"{name}-{secrets.token_hex(4)}")
     version = kept.read_text() if kept.is_file() else None  # of several processes only the first one logs
+    import wandb
+
+    if wandb.run is not None:  # of another training in this process (-m), in which Lightning would go on drawing
+        wandb.finish()
     return [board, WandbLogger(name, out, version=version, project=project, resume="allow")]

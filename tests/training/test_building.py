@@ -13,9 +13,10 @@ from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import CharTokenizer
 from asr.training.building import adapt_model, build_tokenizer, load_origin, writing_of
-from asr.training.config import TokenizerConfig
+from asr.training.config import DataConfig, TokenizerConfig, TrainConfig
 from asr.training.data import SpeechData
 from asr.training.run import _save, train
+from tests.decode.test_graphs import of_kind
 from tests.training.tones import options
 
 TEXTS = ["red red fox", "blue sky", "green red"] * 9
@@ -60,6 +61,16 @@ def test_frozen_layers_stay_as_they_are(corpus, trained, tmp_path):
     for name, weight in before.state_dict().items():
         frozen = name.startswith(("subsampling.", "layers.0."))
         assert torch.equal(weight, after.state_dict()[name]) == frozen, name
+
+
+def test_the_new_tokens_of_a_text_encoder_are_learnt_below_frozen_layers():
+    origin, tokenizer = of_kind("of text").model, CharTokenizer.train(["äöü"])
+    for new, frozen in ((tokenizer, False), (origin.tokenizer, True)):
+        settings = {"model": origin.transformer.config, "freeze_layers": 1, "new_tokenizer": not frozen}
+        config = TrainConfig(data=DataConfig(train=["a"], dev=["a"]), init_from="a", **settings)
+        encoder = adapt_model(origin, config, new).transformer.encoder
+        assert encoder.subsampling.table.weight.requires_grad != frozen
+        assert not any(weight.requires_grad for weight in encoder.layers[0].parameters())
 
 
 def test_the_lowest_layers_that_were_there_are_frozen_and_none_that_is_added(corpus, trained, tmp_path):

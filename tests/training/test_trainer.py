@@ -1,5 +1,8 @@
 """Where a training runs: devices, and the processes that a cluster has started; and what it begins with."""
 
+import sys
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
@@ -112,6 +115,15 @@ def test_statistics_are_those_of_a_part_of_a_large_training_set(corpus, tmp_path
 
 def test_a_resumed_training_draws_into_its_run_of_wandb(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    monkeypatch.setitem(sys.modules, "wandb", MagicMock(run=None))
     monkeypatch.setattr("asr.training.trainer.WandbLogger", lambda name, out, version, **_: version)
     (_, first), (_, resumed), (_, anew) = (_loggers("speech", tmp_path, resume) for resume in (False, True, False))
     assert first == resumed != anew and first.startswith(str(tmp_path).strip("/").replace("/", "-"))
+
+
+def test_a_training_ends_the_run_of_wandb_of_the_one_before(tmp_path, monkeypatch):
+    wandb = MagicMock(run="of the one before")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    monkeypatch.setattr("asr.training.trainer.WandbLogger", lambda *_, **__: wandb.finish.call_count)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    assert _loggers("speech", tmp_path, False)[1] == 1

@@ -2,7 +2,9 @@
 
 import importlib.util
 import re
+import shutil
 import types
+from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -16,6 +18,7 @@ import asr
 from asr.audio.distort import Distortion
 from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import open_corpus
+from asr.corpus.utterances import write_cuts
 from asr.model.layers import layers_of
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
@@ -275,6 +278,35 @@ def test_a_running_mean_of_the_weights_is_what_is_kept(corpus, tmp_path, monkeyp
     assert wer == figure_of(best) == pytest.approx(scored["dev/wer"], abs=0.01)
     common = ["ema=0.9", "average=1", "optimizer.lr=1e-3", "model.prompt=[2,3]"]
     train(options(corpus, out, "epochs=3", *common, "resume=true"))
+
+
+def test_without_its_moving_average_a_training_goes_on_from_what_it_had_learnt(corpus, tmp_path):
+    common = ["average=1", "data.speeds=[1.0]"]
+    train(options(corpus, tmp_path / "a", "epochs=1", "ema=0.999", "optimizer.lr=1e-3", *common))
+    state = torch.load(tmp_path / "a" / "checkpoints" / "last.ckpt", weights_only=True)
+    learnt = {name: weight.clone() for name, weight in state["current_model_state"].items()}
+    train(options(corpus, tmp_path / "a", "epochs=2", "optimizer.lr=1e-12", *common, "resume=true"))
+    state = torch.load(tmp_path / "a" / "checkpoints" / "last.ckpt", weights_only=True)
+    for name, weight in state["state_dict"].items():
+        torch.testing.assert_close(weight, learnt[name], atol=1e-6, rtol=0)
+
+
+def test_what_cannot_be_read_is_counted_in_each_epoch_and_all_of_it_is_an_error(corpus, tmp_path, caplog):
+    folder = Path(shutil.copytree(corpus, tmp_path / "tones"))
+    write_cuts(open_corpus(folder / "train"), tmp_path / "train.jsonl.gz")
+    config = options(folder, tmp_path / "a", "epochs=2", "features.normalization=cmvn")
+    config.data.train = [str(tmp_path / "train.jsonl.gz")]
+    files = sorted((folder / "train").glob("*.wav"))
+    for path in files[:12]:
+        path.unlink()
+    train(config)
+    for epoch in (1, 2):
+        assert f"epoch {epoch}: 12 of 30 utterances could not be read, and were left out" in caplog.text
+    for path in files[12:]:
+        path.unlink()
+    config.out = str(tmp_path / "b")
+    with pytest.raises(ValueError, match="no utterance of the training set can be read"):
+        train(config)
 
 
 def test_an_epoch_tells_padding_waiting_and_speed(corpus, tmp_path, caplog):
