@@ -117,7 +117,7 @@ def _places(files: list[str], names: list[str], args: argparse.Namespace, is_tex
         raise ValueError(f"--out: several of the files would be written to {twice}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
-        there = next((place for place in places if place.exists()), None)
+        there = next((place for place in (*places, *parts) if place.exists()), None)
         for part in parts:
             part.with_name(f".{part.name}{UNFINISHED}").exists()  # the longest name in use
     except OSError as error:  # also for a name that is too long

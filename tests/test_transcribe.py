@@ -64,6 +64,10 @@ def test_what_could_not_be_read_to_its_end_is_not_done(files):
     command = ["asr.transcribe", files / "a.wav", files / "b.wav", "--model", files / "model", "--out", files / "out"]
     assert call(*command).returncode == 1
     assert [path.name for path in (files / "out").iterdir()] == ["a.part.txt"]
+    (files / "out" / "a.part.txt").write_text("corrected by hand")
+    refused = call(*command)
+    assert refused.returncode == 2 and b"a.part.txt exists already" in refused.stderr
+    assert (files / "out" / "a.part.txt").read_text() == "corrected by hand"
     for name in "ab":
         (files / f"{name}.wav").write_bytes(whole)
     assert call(*command, "--skip-existing").returncode == 0

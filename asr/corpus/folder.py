@@ -11,20 +11,23 @@ from asr.corpus.utterances import Utterance
 
 
 def read_folder(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
-    """The utterances under `folder`; their ids are paths relative to it, without suffix. Files without a `.txt` are not
-    part of a `transcribed` corpus; one whose `.txt` is not in UTF-8 is an utterance with a fault. Raises ValueError if
-    there are no utterances."""
+    """The utterances under `folder`; their ids are paths relative to it, without suffix. In a `transcribed` corpus one
+    without a `.txt`, or whose `.txt` is not in UTF-8, is an utterance with a fault. Raises ValueError if there are no
+    utterances."""
     found = False
     for path in sorted(files_under(folder)):
-        transcript = path.with_suffix(".txt")
-        if path.suffix.lower() in AUDIO_SUFFIXES | MATRIX_SUFFIXES and (transcript.is_file() or not transcribed):
-            found = True
-            text, fault = "", None
-            try:
+        if path.suffix.lower() not in AUDIO_SUFFIXES | MATRIX_SUFFIXES:
+            continue
+        transcript, text, fault = path.with_suffix(".txt"), "", None
+        try:
+            if transcribed and not transcript.is_file():
+                fault = "no .txt with its transcript beside it"
+            else:
+                found = True
                 text = " ".join(" ".join(read_lines(transcript)).split()) if transcribed else ""
-            except AudioError as error:
-                fault = str(error)
-            yield Utterance(printable(path.relative_to(folder).with_suffix("")), path, text, fault=fault)
+        except AudioError as error:
+            fault = str(error)
+        yield Utterance(printable(path.relative_to(folder).with_suffix("")), path, text, fault=fault)
     if not found:
         beside = " with a .txt of the same name beside it" if transcribed else ""
         raise ValueError(f"{folder}: no audio file{beside}")

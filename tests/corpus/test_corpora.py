@@ -146,11 +146,12 @@ def test_a_text_in_another_encoding_is_named(tmp_path, tone, caplog):
             open_corpus(tmp_path / path)
 
 
-def test_a_folder_with_a_text_beside_each_file(tmp_path, tone):
+def test_a_folder_with_a_text_beside_each_file(tmp_path, tone, caplog):
     write(tmp_path / "x" / "a.wav", tone(1.0))
     (tmp_path / "x" / "a.txt").write_text("hello\nthere\n")
     write(tmp_path / "untranscribed.wav", tone(1.0))
     assert summary(open_corpus(tmp_path)) == {"x/a": ("hello there", 1.0)}
+    assert "left out untranscribed: no .txt with its transcript beside it" in caplog.text
 
 
 def test_feature_matrices_are_a_corpus_too(tmp_path):
