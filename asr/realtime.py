@@ -147,6 +147,7 @@ class Connection:
         # the last mark received, and the last one that decoding has reached
         self.asked = self.reached = _Mark("update", Settings(), shared.recognizer)
         self.is_empty = True  # whether no audio has come since the last mark
+        self.half = b""  # of a sample whose second byte is still to come, wherever the client commits
         self.seconds = 0.0  # of audio decoded so far
         self.item: str | None = None  # the one being spoken
         self.start = 0.0  # where it starts, or the last one ended, in seconds
@@ -205,6 +206,7 @@ class Connection:
                     raise ValueError("input_audio_buffer.commit: there is no audio in the buffer")
                 self._end_stretch("commit", self.asked.settings, self.asked.recognizer)
             elif kind == "input_audio_buffer.clear":
+                self.half = b""
                 self._end_stretch("clear", self.asked.settings, self.asked.recognizer)
             elif kind == "session.update":
                 settings = self.asked.settings.updated(event["session"])
@@ -219,6 +221,9 @@ class Connection:
             await self._send("error", error={"type": "invalid_request_error", "message": said, "event_id": answered})
 
     def _put(self, block: bytes) -> None:
+        block = self.half + block
+        whole = len(block) // 2 * 2
+        block, self.half = block[:whole], block[whole:]
         if block:
             self.inbox.put(block)
             self.put += len(block)

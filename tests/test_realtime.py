@@ -200,6 +200,16 @@ def test_a_commit_ends_what_is_being_said(client, served):
     assert client.completed()[-1]["transcript"] == heard(served, noise(0.8)) != ""
 
 
+def test_a_commit_within_a_sample_parts_nothing(client, served):
+    client.update(turn_detection=None)
+    first, second = noise(0.8), noise(0.8, 1)
+    raw = np.round(np.concatenate([first, second]) * 32768).astype("<i2").tobytes()
+    for part in (raw[: 2 * len(first) + 1], raw[2 * len(first) + 1 :]):
+        client.say("input_audio_buffer.append", audio=base64.b64encode(part).decode())
+        client.say("input_audio_buffer.commit")
+    assert [client.completed()[-1]["transcript"] for _ in range(2)] == [heard(served, first), heard(served, second)]
+
+
 def test_what_is_cleared_is_not_heard(client, served):
     client.update(turn_detection=None)
     client.speak(noise(0.8))

@@ -239,3 +239,13 @@ def test_a_pause_is_not_amplified_as_a_quiet_speaker_would_be(monkeypatch):
     detector = SpeechDetector()
     assert detector(loud) == pytest.approx(0.3) and detector(quiet) == pytest.approx(0.001)
     assert SpeechDetector()(quiet).min() > 0.01
+
+
+def test_samples_of_a_larger_scale_are_reduced_for_the_detector_and_clicks_are_clipped():
+    sound = np.random.default_rng(0).normal(0, 0.1, 3 * segments.STRETCH).astype(np.float32)
+    lowered = segments._raised(32_768 * sound).numpy()
+    assert np.corrcoef(lowered, sound)[0, 1] > 0.99 and np.abs(lowered).max() == 1
+    assert np.mean(np.abs(lowered) == 1) < 0.01
+    sound[5000] = 20
+    clicked = segments._raised(sound).numpy()
+    assert clicked[5000] == 1 and np.array_equal(np.delete(clicked, 5000), np.delete(sound, 5000))
