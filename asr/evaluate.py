@@ -63,7 +63,8 @@ def main(argv: list[str] | None = None) -> None:
     if figures is None:
         return
     if args.json:
-        say(json.dumps(figures) + "\n")
+        each = [{"corpus": corpus, **part} for corpus, part in zip(args.corpus, figures["corpora"], strict=True)]
+        say(json.dumps({**figures, "corpora": each}) + "\n")
         return
     for corpus, errors in zip(args.corpus, figures["corpora"], strict=True):
         if len(args.corpus) > 1:

@@ -103,6 +103,7 @@ def test_a_matrix_of_another_width_is_left_out_by_name(tmp_path, tiny_config, ca
         (["--model", "attention"], "word times come from CTC"),
         (["--model", "nowhere"], "nowhere: not a model folder"),
         (["--device", "abacus"], "--device abacus"),
+        (["--device", "vulkan"], "--device vulkan: this PyTorch does not compute on it"),
         (["--batch-seconds", "0"], "batch_seconds"),
         (["--ctm", "now.wav/words.ctm"], "now.wav"),
     ],

@@ -54,7 +54,7 @@ def test_several_corpora_are_scored_each_and_together(files):
     assert re.match(rf"{files}: WER .* in 7 words\)", each) and re.match(rf"{other}: WER .* in 3 words\)", alone)
     assert re.match(r"WER .* in 10 words\)", whole)
     figures = json.loads(call("asr.evaluate", "--model", files / "model", "--json", files, other).stdout)
-    assert [part["total"] for part in figures["corpora"]] == [7, 3]
+    assert [(part["corpus"], part["total"]) for part in figures["corpora"]] == [(str(files), 7), (str(other), 3)]
     assert sum(part["deletions"] for part in figures["corpora"]) == figures["words"]["deletions"]
     twice = json.loads(call("asr.evaluate", "--model", files / "model", "--json", other, other).stdout)
     assert [part["total"] for part in twice["corpora"]] == [3, 3] and twice["words"]["total"] == 6

@@ -18,5 +18,8 @@ def existing_device(device: str | None, option: str = "device") -> str:
     try:
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError) as error:  # torch's
-        raise ValueError(("" if device is None else f"{option} {device}: ") + str(error).partition("\n")[0]) from None
+        said = str(error).partition("\n")[0]
+        if said.startswith("Could not run"):  # followed by a screenful on its dispatcher
+            said = "this PyTorch does not compute on it"
+        raise ValueError(("" if device is None else f"{option} {device}: ") + said) from None
     return wanted
