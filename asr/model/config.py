@@ -1,4 +1,5 @@
-"""The shape of a model: one validated dataclass, saved with the weights, from which `Transformer` builds itself."""
+"""The shape of a model: one validated dataclass, saved with the weights, from which `Transformer` builds itself; and
+the options of its pre-training."""
 
 from __future__ import annotations
 
@@ -182,6 +183,8 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class MaskedPredictionConfig:
+    """What of the features is hidden, and which codes of it an encoder predicts (`asr.model.best_rq`)."""
+
     codebooks: int = 4
     codes: int = 256  # per codebook
     code_dim: int = 16  # width to which features are projected before the search for the nearest code
