@@ -13,6 +13,7 @@ from pathlib import Path
 
 from asr.commands import check_no_model, guarded, keep_inputs, say
 from asr.heap import importing
+from asr.model.config import WEIGHT_TYPES
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype",
         default="float32",
-        choices=["float32", "float16", "int8"],
+        choices=WEIGHT_TYPES,
         help="type of the weights on disk (default: float32)",
     )
     return parser

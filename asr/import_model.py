@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 from asr.commands import check_no_model, guarded, keep_inputs, say
+from asr.model.config import WEIGHT_TYPES
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype",
         default="float32",
-        choices=["float32", "float16", "int8"],
+        choices=WEIGHT_TYPES,
         help="type of the weights on disk (default: float32)",
     )
     parser.add_argument("--export", action="store_true", help="the reverse: a model folder to a Hugging Face folder")

@@ -137,17 +137,20 @@ class FrontEnd(nn.Module):
 
 def quiet_gain(samples: Tensor, lens: Tensor | None = None) -> Tensor:
     """The gain `(B, 1)` that raises the amplitude of each row of `(B, N)`, of which `lens (B,)` samples count (None:
-    all), to `QUIET`: 1 for louder rows, at most 30.
+    all), to `QUIET`: 1 for louder rows, at most 30."""
+    return QUIET / amplitude(samples, lens).clamp(SILENCE, QUIET)
 
-    The amplitude is the one that all of a row's `CLICK` loudest blocks reach, wherever its zero lies: neither a click
-    nor an offset makes a quiet recording loud."""
+
+def amplitude(samples: Tensor, lens: Tensor | None = None) -> Tensor:
+    """The amplitude `(B, 1)` that all of the `CLICK` loudest blocks of each row of `(B, N)` reach, wherever its zero
+    lies, of which `lens (B,)` samples count (None: all): neither a click nor an offset makes a quiet recording loud."""
     count = samples.shape[1] // BLOCK
     blocks = samples[:, : count * BLOCK].unflatten(1, (count, BLOCK))
     amplitudes = (blocks.amax(dim=2) - blocks.amin(dim=2)) / 2
     if lens is not None:  # an offset ends in the middle of a block
         amplitudes = amplitudes.masked_fill(torch.arange(count, device=lens.device) >= lens[:, None] // BLOCK, 0.0)
     amplitudes = nn.functional.pad(amplitudes, (0, CLICK))
-    return QUIET / amplitudes.topk(CLICK, dim=1).values[:, -1:].clamp(SILENCE, QUIET)
+    return amplitudes.topk(CLICK, dim=1).values[:, -1:]
 
 
 class RunningStatistics:

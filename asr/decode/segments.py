@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from asr.audio.features import BLOCK, CLICK, quiet_gain
+from asr.audio.features import QUIET, SILENCE, amplitude
 from asr.audio.reading import SAMPLE_RATE
 
 LONGEST = 20.0  # seconds of a piece
@@ -148,10 +148,8 @@ def _raised(samples: np.ndarray) -> torch.Tensor:
     its neighbours allows, whoever speaks before or after; samples of a larger scale are reduced to 1, where clicks are
     clipped."""
     sound = torch.from_numpy(np.pad(samples, (0, -len(samples) % STRETCH)))
-    stretches = sound.view(-1, STRETCH)
-    blocks = stretches.unflatten(1, (-1, BLOCK))
-    peaks = torch.maximum(blocks.amax(dim=2), -blocks.amin(dim=2)).topk(CLICK, dim=1).values[:, -1:]
-    gains = (quiet_gain(stretches) / peaks.clamp(min=1.0)).view(1, 1, -1)
+    level = amplitude(sound.view(-1, STRETCH)).view(1, 1, -1)
+    gains = QUIET / level.clamp(SILENCE, QUIET) / level.clamp(min=1.0)
     gains = -nn.functional.max_pool1d(-gains, kernel_size=3, stride=1, padding=1)
     gains = nn.functional.interpolate(gains, scale_factor=STRETCH, mode="linear").flatten()
     return sound.mul_(gains).clamp_(-1.0, 1.0)[: len(samples)]

@@ -42,9 +42,7 @@ def whisper(tmp_path_factory):
         decoder_attention_heads=6,
         encoder_ffn_dim=1536,
         decoder_ffn_dim=1536,
-        bos_token_id=266,
-        eos_token_id=266,
-        pad_token_id=266,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 266),
         decoder_start_token_id=267,
     )
     torch.manual_seed(0)
