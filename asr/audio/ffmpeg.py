@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 INDEXED = ("mov", "matroska")  # FFmpeg's names for m4a and mp4, and for mkv and webm
 RUN_UP = 1.0  # seconds decoded before the requested part: as far back as decoders and resamplers remember
+HOLE = 0.1  # seconds between two frames that are a pause: less is how containers round, and what encoders add
+LONGEST_HOLE = 3600.0  # seconds between two frames; more is a broken clock
 LATE = 0.5  # seconds before the end by the header at which audio may end: encoders and other streams add some
 
 
@@ -32,7 +34,7 @@ def decode_with_ffmpeg(
         import av
     except ImportError:
         raise AudioError(f"{name}: {reason} FFmpeg may be able to read it: pip install '.[av]'") from None
-    heard = end = 0.0
+    heard = 0.0
     try:
         with _opened(file) as container:
             if not container.streams.audio:
@@ -40,27 +42,20 @@ def decode_with_ffmpeg(
             duration = _duration(container)
             frames, heard = _frames(container, begin)
             unwanted = round((begin - heard) * sample_rate)
-            for _, alike in groupby(frames, lambda frame: (frame.format.name, frame.layout.name, frame.rate)):
-                resampler = av.AudioResampler(format="fltp", rate=sample_rate)
-                for frame in chain(alike, [None]):
-                    if frame is not None and frame.time is not None:
-                        end = frame.time + frame.samples / frame.rate
-                    for piece in resampler.resample(frame):
-                        samples = piece.to_ndarray()  # (channels, N)
-                        if not 0 <= (channel or 0) < len(samples):
-                            there = f"its channels are 0 to {len(samples) - 1}"
-                            raise AudioError(f"{name}: {there}, not {channel}")
-                        heard += samples.shape[1] / sample_rate
-                        mono = samples.mean(axis=0) if channel is None else samples[channel]
-                        yield mono[max(0, unwanted) :]
-                        unwanted -= len(mono)
+            for samples in _resampled(_timed(frames, heard, _zero(container)), sample_rate):
+                if not 0 <= (channel or 0) < len(samples):
+                    raise AudioError(f"{name}: its channels are 0 to {len(samples) - 1}, not {channel}")
+                heard += samples.shape[1] / sample_rate
+                mono = samples.mean(axis=0) if channel is None else samples[channel]
+                yield mono[max(0, unwanted) :]
+                unwanted -= len(mono)
     except AudioError:
         raise
     except (av.FFmpegError, ValueError) as error:
         what = f"damaged after {heard:.1f} s" if heard else "not a sound file"
         raise AudioError(f"{name}: {what} ({getattr(error, 'strerror', None) or error})") from None
-    if duration is not None and duration - end > LATE:
-        check_missing(duration - end, name)
+    if duration is not None and duration - heard > LATE:
+        check_missing(duration - heard, name)
 
 
 def duration_by_ffmpeg(file: BinaryIO) -> float | None:
@@ -73,6 +68,43 @@ def duration_by_ffmpeg(file: BinaryIO) -> float | None:
     return None
 
 
+def _resampled(frames: Iterator[tuple[AudioFrame, float]], sample_rate: int) -> Iterator[np.ndarray]:
+    """Blocks `(channels, N)` at `sample_rate` of frames as `_timed` gives them, silence included."""
+    import av
+
+    filled = 0.0
+    kinds = groupby(frames, lambda timed: (timed[0].format.name, timed[0].layout.name, timed[0].rate, timed[1]))
+    for (_, layout, _, silence), alike in kinds:
+        missing, filled = round((silence - filled) * sample_rate), silence
+        channels = av.AudioLayout(layout).nb_channels
+        for done in range(0, missing, sample_rate):
+            yield np.zeros((channels, min(sample_rate, missing - done)), np.float32)
+        resampler = av.AudioResampler(format="fltp", rate=sample_rate)
+        for frame in chain((frame for frame, _ in alike), [None]):
+            for piece in resampler.resample(frame):
+                yield piece.to_ndarray()
+
+
+def _timed(frames: Iterator[AudioFrame], place: float, zero: float) -> Iterator[tuple[AudioFrame, float]]:
+    """Frames from `place` (in seconds) on, each with the silence in seconds that belongs before it, in all: a video's
+    sound may start after its pictures, and stop where a recorder was paused or heard nothing."""
+    silence = 0.0
+    for frame in frames:
+        if frame.time is not None and (hole := frame.time - zero - place) > HOLE:
+            if hole > LONGEST_HOLE:
+                zero += hole
+            else:
+                silence += hole
+                place += hole
+        place += frame.samples / frame.rate
+        yield frame, silence
+
+
+def _zero(container: InputContainer) -> float:
+    """The presentation time in seconds at which a player starts: that of the first of all streams."""
+    return (container.start_time or 0) / 1e6
+
+
 def _frames(container: InputContainer, begin: int) -> tuple[Iterator[AudioFrame], float]:
     """Frames of the first audio stream from a place before `begin` seconds on, and that place in seconds: the start, if
     the container has no index to find another."""
@@ -80,7 +112,7 @@ def _frames(container: InputContainer, begin: int) -> tuple[Iterator[AudioFrame]
 
     stream: AudioStream = container.streams.audio[0]
     if begin > RUN_UP and container.format.name.startswith(INDEXED) and stream.start_time is not None:
-        zero = float(stream.start_time * stream.time_base)
+        zero = _zero(container)
         with contextlib.suppress(av.FFmpegError), undisturbed():
             container.seek(round(1e6 * (zero + begin - RUN_UP)))
         frames = _decoded(container)
@@ -111,13 +143,15 @@ def _opened(file: BinaryIO) -> InputContainer:
 
 
 def _duration(container: InputContainer) -> float | None:
-    """Duration of the first audio stream. A Matroska header has the duration of all streams together; FFmpeg's value
+    """Where the first audio stream ends. A Matroska header has the duration of all streams together; FFmpeg's value
     for a single one is a guess from its bit rate."""
     if not container.streams.audio:
         return None
     stream: AudioStream = container.streams.audio[0]
     if container.format.name.startswith("mov"):
-        return None if stream.duration is None else float(stream.duration * stream.time_base)
+        if stream.duration is None:
+            return None
+        return float(((stream.start_time or 0) + stream.duration) * stream.time_base) - _zero(container)
     if container.format.name == "caf":  # whose stream.duration is that of what is left of a copy
         return float(stream.frames * stream.time_base) or None
     is_told = (

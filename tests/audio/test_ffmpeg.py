@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asr.audio.ffmpeg import decode_with_ffmpeg
+from asr.audio.ffmpeg import _timed, decode_with_ffmpeg
 from asr.audio.reading import SAMPLE_RATE, AudioError, read_audio, read_duration, stream_audio
 from tests.audio.test_interrupts import Interrupted
 
@@ -127,6 +127,46 @@ def test_a_file_that_is_damaged_within_is_read_up_to_there(tmp_path, sides):
 def test_a_channel_that_there_is_not_is_named(tmp_path, sides):
     with pytest.raises(AudioError, match="its channels are 0 to 1, not 2"):
         read_audio(encode(tmp_path / "a.m4a", "aac", sides), channel=2)
+
+
+@pytest.mark.parametrize(("form", "codec"), [("webm", "libopus"), ("mkv", "aac"), ("mp4", "aac")])
+@pytest.mark.parametrize("start", [0.0, 2.4])
+def test_times_are_those_at_which_a_player_is(tmp_path, sides, form, codec, start):
+    """Pictures from the start on, sound from 2 s to 5 s and, after a pause, from 9 s to 12 s."""
+    path = tmp_path / f"a.{form}"
+    with av.open(str(path), "w") as container:
+        pictures = container.add_stream("libvpx" if form == "webm" else "mpeg4", rate=10)
+        pictures.width = pictures.height = 64
+        sound = container.add_stream(codec, rate=RATE, layout="mono")
+        packets = [
+            p for f in [*(av.VideoFrame(64, 64, "yuv420p") for _ in range(130)), None] for p in pictures.encode(f)
+        ]
+        for i in range(0, 6 * RATE, 960):
+            block = np.ascontiguousarray(sides[:1, i : i + 960].astype(np.float32))
+            frame = av.AudioFrame.from_ndarray(block, format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = RATE, i + (2 if i < 3 * RATE else 6) * RATE
+            packets += sound.encode(frame)
+        packets += sound.encode(None)
+        for packet in sorted(packets, key=lambda packet: packet.pts * packet.time_base):
+            container.mux(packet)
+    heard = read_audio(path, start=start)
+    loud = np.abs(heard[: len(heard) // 160 * 160]).reshape(-1, 160).max(axis=1) > 0.1
+    changes = start + 0.01 * (np.flatnonzero(np.diff(loud.astype(int))) + 1)
+    assert changes[changes < 11] == pytest.approx([2, 5, 9] if start == 0 else [5, 9], abs=0.06)
+    assert start + len(heard) / SAMPLE_RATE == pytest.approx(12, abs=0.05)
+    assert read_duration(path) == pytest.approx(12, abs=0.1)
+
+
+def test_a_broken_clock_is_not_followed():
+    class Frame:
+        samples, rate = 960, RATE
+
+        def __init__(self, time: float | None):
+            self.time = time
+
+    times = [0.5, 0.52, 0.7, None, 9000.0, 9000.02, 9000.5]
+    silences = [silence for _, silence in _timed(map(Frame, times), 0.0, 0.5)]
+    assert silences == pytest.approx([0, 0, 0.16, 0.16, 0.16, 0.16, 0.62])
 
 
 def test_pictures_alone_are_no_sound(tmp_path, sides):
