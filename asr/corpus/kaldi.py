@@ -20,20 +20,22 @@ def is_kaldi(folder: Path) -> bool:
 
 
 def read_kaldi(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
-    """The utterances of a data directory; one without text, or whose audio a command makes, has a fault. Files are
-    looked up from the working directory and from the folders above the data directory. Raises ValueError for an invalid
-    line of `segments`, and if `text` is missing."""
+    """The utterances of a data directory; one that has no text or no audio, whose audio a command makes, or whose line
+    of `segments` is invalid, has a fault. Files are looked up from the working directory and from the folders above
+    the data directory. Raises AudioError if `text` is missing."""
     recordings = _rows(folder / "wav.scp")
     sources = dict(recordings)
     texts = dict(_rows(folder / "text")) if transcribed else {}
     speakers = dict(_rows(folder / "utt2spk", needed=False))
     whole = [(name, f"{name} 0 -1") for name, _ in recordings]  # to the end
-    for name, place in _rows(folder / "segments", needed=False) or whole:
+    segments = _rows(folder / "segments", needed=False)
+    for name, place in segments or whole:
         try:
             recording, begin, end = place.split()
             begin, end = float(begin), float(end)
         except ValueError:
-            raise ValueError(f"{folder / 'segments'}: {name}: not ID RECORDING BEGIN END") from None
+            yield Utterance(name, folder, "", fault=f"its line of segments, {place!r}, is not RECORDING BEGIN END")
+            continue
         duration = None if end == -1 else end - begin
         source = sources.get(recording, "")
         if only_decoded := _ONLY_DECODES.fullmatch(source):
@@ -49,6 +51,10 @@ def read_kaldi(folder: Path, transcribed: bool = True) -> Iterator[Utterance]:
             fault = "no text"
         path = Path(source) if fault else _found(source, folder)
         yield Utterance(name, path, texts.get(name, ""), speakers.get(name, ""), duration, begin, fault=fault)
+    heard = {name for name, _ in segments or whole}
+    for name in texts:
+        if name not in heard:
+            yield Utterance(name, folder, "", fault=f"{'segments' if segments else 'wav.scp'} has no audio of it")
 
 
 def _rows(path: Path, needed: bool = True) -> list[tuple[str, str]]:

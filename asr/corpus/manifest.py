@@ -1,8 +1,9 @@
 """A NeMo-style JSONL manifest, as a file next to its audio or as `manifest.jsonl` in a tar with the audio.
 
 One JSON object per line: `audio_filepath` (relative to the manifest) and `text` (except for audio without transcripts)
-are required; `id`, `speaker` and, for audio, `offset` and `duration` in seconds are optional. A line may have `source`
-instead of `audio_filepath`: an input text, for which a model is to write `text` (a translation, for example).
+are required; `id`, `speaker` and, for audio, `offset` and `duration` in seconds and a `channel`, from 0 on, are
+optional. A line may have `source` instead of `audio_filepath`: an input text, for which a model is to write `text` (a
+translation, for example).
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
         default = entry.get("audio_filepath") or f"{path.name} line {number}"
         if entry.get("offset") is not None:  # one of several utterances in a file
             default += f"-{entry['offset']}"
+        if entry.get("channel") is not None:
+            default += f"-channel{entry['channel']}"
         name = default if entry.get("id") in (None, "") else str(entry["id"])
         text = entry.get("text")  # may be anything where no transcript is needed
         yield entry | {"id": name, "text": text if isinstance(text, str) else ""}
@@ -90,6 +93,9 @@ def _fault(entry: Any, transcribed: bool) -> str | None:
         value = entry.get(key) or 0.0
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             return f"{key} must be a number, 0 or more"
+    channel = entry.get("channel")
+    if channel is not None and (type(channel) is not int or channel < 0):
+        return "channel must be a whole number, 0 or more"
     needed = ["source" if _is_text(entry) else "audio_filepath", *(["text"] if transcribed else [])]
     wrong = [key for key in needed if not isinstance(entry.get(key), str)]
     if wrong and "supervisions" in entry:
@@ -107,4 +113,4 @@ def _is_text(entry: dict[str, Any]) -> bool:
 def _utterance(entry: dict[str, Any], path: Path) -> Utterance:
     duration, offset = entry.get("duration"), entry.get("offset")
     speaker = "" if entry.get("speaker") is None else str(entry["speaker"])
-    return Utterance(entry["id"], path, entry["text"], speaker, duration, offset or 0.0)
+    return Utterance(entry["id"], path, entry["text"], speaker, duration, offset or 0.0, entry.get("channel"))

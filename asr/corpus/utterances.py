@@ -1,7 +1,8 @@
 """One utterance is one Lhotse cut: making it from a source, checking it, reading its audio, its matrix or its text.
 
 Audio inside an uncompressed tar is read in place, at `tar_offset` and `tar_size` in the cut's custom fields. The tar
-may be a URL; `shard` names one whose utterances are kept together in training. A feature matrix has no recording; its
+may be a URL; `shard` names one whose utterances are kept together in training. Of a file of several channels the mean
+is read, or the channel that the field `of_channels` names. A feature matrix has no recording; its
 path is the custom field `matrix`, next to its `width`. An input text, which is to be written as another, has none
 either: it is the custom field `source`.
 """
@@ -26,6 +27,7 @@ from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printab
 from asr.files import replacing
 
 PLACE = ("tar_offset", "tar_size", "shard")  # of audio within another file: keys of a cut's `custom`
+CHANNEL = "of_channels"  # another: which of the file's
 ROUNDING = 0.1  # seconds at the end of a file that its header may not count
 TRIES, PATIENCE = 3, 1.0  # to read a URL, and the seconds in between
 
@@ -42,6 +44,7 @@ class Utterance:
     speaker: str = ""
     duration: float | None = None  # seconds; None: from the file's header
     offset: float = 0.0  # seconds of the file before the utterance
+    channel: int | None = None  # of the file's, from 0 on; None: the mean of all
     tar_offset: int | None = None
     tar_size: int | None = None
     source: str | None = None  # a text in place of audio; `path` names its manifest
@@ -137,7 +140,7 @@ def of_file(cut: MonoCut, source: AudioSource, count: int) -> MonoCut:
         recording=Recording(cut.id, [source], SAMPLE_RATE, count, duration),
         features=None,
         supervisions=[fastcopy(each, channel=0, recording_id=cut.id) for each in cut.supervisions],
-        custom={key: value for key, value in (cut.custom or {}).items() if key not in PLACE} or None,
+        custom={key: value for key, value in (cut.custom or {}).items() if key not in (*PLACE, CHANNEL)} or None,
     )
 
 
@@ -183,7 +186,7 @@ def read_cut(cut: MonoCut) -> np.ndarray | str:
     several = cut.recording.sources[0].channels  # each cut has one of them
     if len(several) > 1 and cut.channel not in several:
         raise AudioError(f"{path}: it has no channel {cut.channel}")
-    channel = several.index(cut.channel) if len(several) > 1 else None
+    channel = several.index(cut.channel) if len(several) > 1 else custom.get(CHANNEL)
     samples = read_audio(source, name, cut.start, cut.end + ROUNDING, channel)
     if cut.start or len(samples) >= round((cut.duration + ROUNDING) * SAMPLE_RATE):
         samples = samples[: round(cut.duration * SAMPLE_RATE)]
@@ -215,8 +218,8 @@ def _make_cut(utterance: Utterance, duration_of: Callable[[Path], float]) -> Mon
         if not utterance.source.strip():
             raise AudioError(f"{path}: an empty source")
     elif path.suffix.lower() in MATRIX_SUFFIXES:
-        if utterance.offset:
-            raise AudioError(f"{path}: a matrix is one utterance, and has no offset")
+        if utterance.offset or utterance.channel is not None:
+            raise AudioError(f"{path}: a matrix is one utterance, and has no offset and no channels")
         frames, width = read_shape(path)
         custom.update(matrix=str(path.absolute()), width=width)
         recording, duration = None, frames / STEPS_PER_SECOND
@@ -228,8 +231,12 @@ def _make_cut(utterance: Utterance, duration_of: Callable[[Path], float]) -> Mon
             member = _tar_member(path, utterance.tar_offset, utterance.tar_size)
             header = read_duration(member, f"{path}:{utterance.id}")
         duration = utterance.duration or header - utterance.offset
-        if header <= 0 or duration <= 0:
+        if header <= 0:
             raise AudioError(f"{path}: no sound in it")
+        if header <= utterance.offset:
+            raise AudioError(f"{path}: it is {header:.2f} s long, and the utterance begins at {utterance.offset:.2f} s")
+        if utterance.channel is not None:
+            custom[CHANNEL] = utterance.channel
         _check_whole(path, header - utterance.offset, duration)
         recording = Recording(
             id=utterance.id,

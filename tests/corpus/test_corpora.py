@@ -215,12 +215,14 @@ def test_a_sound_that_ends_before_its_transcript_is_left_out(tmp_path, tone, cap
         "rounded": {"duration": 1.05},
         "torn": {"duration": 4.0},
         "late": {"offset": 0.5, "duration": 2},
+        "beyond": {"offset": 358.0},
         "later": {"offset": 0.8, "duration": 0.5},
         "long": {"audio_filepath": "b.wav", "duration": 10.4},
     }
     (tmp_path / "m.jsonl").write_text(manifest([{**entry, "id": name, **part} for name, part in parts.items()]))
     assert [cut.id for cut in open_corpus(tmp_path / "m.jsonl")] == ["whole", "rounded", "long"]
     assert "left out torn" in caplog.text and "1.00 s of the 4.00 s that it should have" in caplog.text
+    assert "left out beyond" in caplog.text and "it is 1.00 s long, and the utterance begins at 358.00 s" in caplog.text
     (tmp_path / "m.jsonl").write_text(manifest([entry]))
     cuts = open_corpus(tmp_path / "m.jsonl")
     write(tmp_path / "a.wav", tone(0.3))  # as in a broken MP3 whose header counts what is missing
@@ -373,13 +375,6 @@ def test_folders_that_are_linked_to_are_read_and_hidden_files_are_not(tmp_path, 
     (tmp_path / "here" / "link").symlink_to(tmp_path / "there")
     (tmp_path / "there" / "back").symlink_to(tmp_path / "here")
     assert [cut.id for cut in open_corpus(tmp_path / "here")] == ["a", "link/b"]
-
-
-def test_a_speaker_may_be_a_number(tmp_path, tone):
-    write(tmp_path / "a.wav", tone(1.0))
-    entries = [{"id": str(n), "audio_filepath": "a.wav", "text": "one", "speaker": n} for n in (0, 84, None)]
-    (tmp_path / "m.jsonl").write_text(manifest(entries))
-    assert [cut.supervisions[0].speaker for cut in open_corpus(tmp_path / "m.jsonl")] == ["0", "84", None]
 
 
 @pytest.mark.parametrize("length", [{"duration": 1.0}, {}])  # without a duration, up to the end of the file

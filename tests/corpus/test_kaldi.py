@@ -71,10 +71,17 @@ def test_text_is_needed_but_for_sound_alone(data):
         open_corpus(folder)
 
 
-@pytest.mark.parametrize("line", ["a-1 a 0.5", "a-1 a zero one"])
-def test_a_segment_that_is_none_is_named(data, line):
-    with pytest.raises(ValueError, match=r"segments: a-1: not ID RECORDING BEGIN END"):
-        open_corpus(data(text="a-1 ONE\n", segments=line))
+@pytest.mark.parametrize("line", ["a-1 a 0.5", "a-1 a zero one", "a-1"])
+def test_a_segment_that_is_none_loses_nothing_else(data, line, caplog):
+    folder = data(text="a-1 ONE\na-2 TWO\n", segments=f"{line}\na-2 a 0 1\n")
+    assert [cut.id for cut in open_corpus(folder)] == ["a-2"]
+    assert "left out a-1: its line of segments, '" in caplog.text and "is not RECORDING BEGIN END" in caplog.text
+
+
+@pytest.mark.parametrize(("files", "where"), [({"segments": "a a 0 1\n"}, "segments"), ({}, "wav.scp")])
+def test_a_text_without_sound_is_named(data, caplog, files, where):
+    assert [cut.id for cut in open_corpus(data(text="a ONE\nz TWO\n", **files))] == ["a"]
+    assert f"left out z: {where} has no audio of it" in caplog.text
 
 
 def test_a_segment_of_no_recording_is_left_out(data, caplog):

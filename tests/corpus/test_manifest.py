@@ -2,9 +2,13 @@
 
 import tarfile
 
+import numpy as np
 import pytest
+import soundfile
 
-from asr.corpus import open_corpus
+from asr.audio.reading import SAMPLE_RATE
+from asr.corpus import iterate, open_corpus
+from asr.corpus.shards import write_shards
 from tests.corpus.test_corpora import manifest, write
 
 
@@ -30,12 +34,44 @@ def corpus(tmp_path, tone):
         ('{"audio_filepath": "a.wav", "text": "x", "offset": 1' + 400 * "0" + "}", "offset must be a number"),
         ('{"audio_filepath": "a.wav", "text": "x", "offset": 1' + 5000 * "0" + "}", "not JSON"),
         (100_000 * "[", "not JSON"),
+        ('{"audio_filepath": "a.wav", "text": "x", "channel": -1}', "channel must be a whole number, 0 or more"),
+        ('{"audio_filepath": "a.wav", "text": "x", "channel": true}', "channel must be a whole number, 0 or more"),
     ],
-    ids=["text", "speaker", "number", "offset", "digits", "brackets"],
+    ids=["text", "speaker", "number", "offset", "digits", "brackets", "negative", "boolean"],
 )
 def test_a_line_that_cannot_be_is_left_out_by_its_number(corpus, caplog, line, fault):
     assert corpus(line) == ["a.wav"]
     assert "line 2" in caplog.text and fault in caplog.text
+
+
+@pytest.mark.parametrize("form", ["file", "tar", "shards"])
+def test_an_utterance_may_be_one_channel_of_a_file(tmp_path, tone, form, caplog):
+    """As in a call with a party on each side."""
+    soundfile.write(tmp_path / "a.wav", np.stack([tone(1.0, 300), tone(1.0, 900)], axis=1), SAMPLE_RATE)
+    entries = [{"audio_filepath": "a.wav", "text": "x", "channel": channel} for channel in (0, 1, None, 2)]
+    path = tmp_path / "manifest.jsonl"
+    path.write_text(manifest(entries))
+    if form == "tar":
+        path = tmp_path / "t.tar"
+        with tarfile.open(path, "w") as tar:
+            for name in ("manifest.jsonl", "a.wav"):
+                tar.add(tmp_path / name, name)
+    cuts = open_corpus(path)
+    if form == "shards":
+        cuts = write_shards(cuts, tmp_path / "shards", 10)
+    heard = {cut.id: sound for cut, sound in iterate(cuts)}
+    assert list(heard) == ["a.wav-channel0", "a.wav-channel1", "a.wav"]
+    for sound, expected in zip(heard.values(), (tone(1.0, 300), tone(1.0, 900), None), strict=True):
+        mean = (tone(1.0, 300) + tone(1.0, 900)) / 2
+        np.testing.assert_allclose(sound, mean if expected is None else expected, atol=1e-3)
+    assert "left out a.wav-channel2" in caplog.text and "its channels are 0 to 1, not 2" in caplog.text
+
+
+def test_a_speaker_may_be_a_number(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    entries = [{"id": str(n), "audio_filepath": "a.wav", "text": "one", "speaker": n} for n in (0, 84, None)]
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    assert [cut.supervisions[0].speaker for cut in open_corpus(tmp_path / "m.jsonl")] == ["0", "84", None]
 
 
 def test_what_stands_for_a_transcript_where_none_is_needed_is_ignored(tmp_path, tone):
