@@ -213,7 +213,9 @@ class Training(L.LightningModule):
             optimizer = torch.optim.AdamW(groups, **common)
         warmup = warmup_updates(settings, self.updates)
         if warmup >= self.updates and self.trainer.is_global_zero:
-            logger.warning("optimizer.warmup: the rate rises for all %d updates (warm-up: %d)", self.updates, warmup)
+            remedy = "lower it (0.1 is a tenth of all updates), or raise epochs"
+            said = "optimizer.warmup: the rate rises for all %d updates (warm-up: %d): %s"
+            logger.warning(said, self.updates, warmup, remedy)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, partial(lr_factor, config=settings, updates=self.updates)
         )

@@ -299,7 +299,7 @@ class TextConfig:
     joined: float = 0.0
     transcripts: list[str] = field(default_factory=list)  # corpora whose transcripts are read; twice if named twice
     dev: list[str] = field(default_factory=list)  # empty: some lines of the training text
-    held_out: int = 2000  # how many lines, before any are joined
+    held_out: int = 0  # how many lines, before any are joined; 0: 2000, but at most a tenth
     batch_tokens: int = 8192  # in one update, padding included
     max_tokens: int = 200  # longer lines are left out
 
@@ -308,8 +308,8 @@ class TextConfig:
             raise ValueError("data.train must name at least one text")
         if not 0 <= self.joined < 1:
             raise ValueError("data.joined must lie in [0, 1)")
-        if self.held_out < 1 or self.max_tokens < 2 or self.batch_tokens < self.max_tokens:
-            raise ValueError("data.held_out must be at least 1, data.max_tokens 2, data.batch_tokens data.max_tokens")
+        if self.held_out < 0 or self.max_tokens < 2 or self.batch_tokens < self.max_tokens:
+            raise ValueError("data.held_out must be at least 0, data.max_tokens 2, data.batch_tokens data.max_tokens")
 
 
 def _language_model() -> ModelConfig:

@@ -171,7 +171,7 @@ class SoundData(ResumableData):
     ) -> TimedLoader:
         workers = self.config.workers
         if workers < 0:  # the processes of a machine share its cores
-            workers = min(8, max(1, _cores() // self.trainer.num_devices))
+            workers = min(8, max(1, _cores() // (self.trainer.num_devices if self.trainer else 1)))
         return TimedLoader(
             SpeechDataset(self.tokenizer, speeds, buckets, self.most_labels, conditions, self.most_text_tokens),
             sampler=batches,

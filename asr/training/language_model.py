@@ -102,7 +102,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     module = LanguageModelTraining(config, model, updates)
     parameters = sum(p.numel() for p in model.parameters())
     extent = f"{len(data.train_lines):,} lines, {data.tokens:,} tokens, {updates:,} updates, {parameters:,} parameters"
-    logger.info("%s", extent)
+    logger.info("%s; for dev %s lines", extent, f"{len(data.dev_lines):,}")
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     module.load_state_dict(average_checkpoints(best_checkpoints(out)[:1], prefix=""))
     trainer.validate(module, data, verbose=False)
@@ -111,4 +111,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     if trainer.is_global_zero:
         TextModel(model, recognizer.tokenizer, recognizer.normalizer_name).save(folder, config.export)
     logger.info("dev perplexity %.2f per token; the language model is in %s", perplexity, folder)
+    if perplexity >= shape.vocab_size:
+        remedy = "more epochs, more text, or init_from=MODEL, which starts from a trained one"
+        logger.warning("it is no better than guessing among the %d tokens: it needs %s", shape.vocab_size, remedy)
     return folder, perplexity

@@ -89,7 +89,9 @@ class ResumableData(L.LightningDataModule):
     seed: int
 
     def resumable(self, batches: Sampler) -> Resumable:
-        """The training batches from where the checkpoint left off."""
+        """The training batches from where the checkpoint left off; without a trainer, in a loop of one's own, all."""
+        if self.trainer is None:
+            return Resumable(batches, self.seed)
         loop = self.trainer.fit_loop
         epoch = loop.epoch_progress.current.processed
         if self.done[0] == epoch and self.saved_batching != self._batching():

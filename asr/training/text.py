@@ -29,6 +29,7 @@ from asr.training.resuming import Resumable, ResumableData
 logger = logging.getLogger(__name__)
 
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+HELD_OUT = 2000  # lines, unless another number is asked for
 POOL = 100  # batches whose lines are shuffled together, sorted by length and cut
 
 
@@ -95,16 +96,17 @@ class TextData(ResumableData):
     def _kept(self, texts: Iterable[str], held_out: list[tuple[int, int, str]], late: list[str]) -> Iterator[str]:
         """The texts that are in the end neither in `held_out` nor in `late`, where those go that were held out until
         others came. They are chosen by their hashes: most stay held out when texts are added."""
-        count = 0
+        count, most = 0, self.config.held_out or HELD_OUT
         for count, text in enumerate(texts, 1):
             entry = -zlib.crc32(f"{self.seed} {text}".encode()), count, text
-            if count <= self.config.held_out:
+            if count <= most:
                 heappush(held_out, entry)
             elif (other := heappushpop(held_out, entry)) is entry:
                 yield text
             else:
                 late.append(other[-1])
-        late += (heappop(held_out)[-1] for _ in range(len(held_out) - count // 2))
+        share = count // 2 if self.config.held_out else max(min(1, count - 1), count // 10)
+        late += (heappop(held_out)[-1] for _ in range(len(held_out) - share))
 
     def _passages(self, texts: Iterable[str]) -> Iterator[str]:
         """The texts, each joined to the one before with probability `TextConfig.joined` if the result fits."""

@@ -117,6 +117,16 @@ def test_the_batches_of_a_bucket_have_one_shape(data):
         assert not batch.Y[torch.arange(batch.Y.shape[1]) >= batch.Y_lens[:, None]].any()
 
 
+@pytest.mark.parametrize("workers", [0, -1])
+def test_a_loop_of_ones_own_needs_no_trainer(larger, tmp_path, workers):
+    data = fitted(options(larger, tmp_path, f"data.workers={workers}"))
+    loader, said = data.train_dataloader(), []
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        said.append([text for batch in loader for text in batch.texts])
+    assert sorted(said[0]) == sorted(said[1]) == sorted(data.transcripts()) and said[0] != said[1]
+
+
 def test_some_utterances_have_been_through_a_codec_and_the_same_ones_each_time(data):
     cuts = next(iter(data._train_sampler(world_size=1, rank=0)))
     clean, some, again, all_of_them = (

@@ -93,7 +93,8 @@ def test_a_warm_up_that_never_ends_is_said_and_how_small_the_training_is(config,
     caplog.set_level("INFO", "asr")
     train_language_model(replace(config, epochs=1, optimizer=replace(config.optimizer, warmup=300)))
     assert "the rate rises for all" in caplog.text
-    assert re.search(r"12 lines, 270 tokens, 2 updates, \d,\d{3} parameters", caplog.text)
+    assert re.search(r"12 lines, 270 tokens, 2 updates, \d,\d{3} parameters; for dev 12 lines", caplog.text)
+    assert "no better than guessing among the 32 tokens" in caplog.text
 
 
 def test_fewer_batches_than_processes_are_a_clear_error(config):

@@ -106,6 +106,13 @@ def test_dev_lines_are_held_out_of_training(tmp_path):
     assert [len(x) for x in lengths] == [70, 30] and not lengths[0] & lengths[1]
 
 
+@pytest.mark.parametrize(("lines", "held_out"), [(2, 1), (9, 1), (500, 50), (30_000, 2000)])
+def test_unless_asked_for_no_more_than_a_tenth_of_a_text_is_held_out(tmp_path, lines, held_out):
+    (tmp_path / "a.txt").write_text("a b\n" * lines)
+    data = TextData(TextConfig(train=[str(tmp_path / "a.txt")]), CharTokenizer(LETTERS), english, seed=1)
+    assert (len(data.train_lines), len(data.dev_lines)) == (lines - held_out, held_out)
+
+
 def test_lines_go_on_with_the_next_as_often_as_asked_for_and_as_far_as_they_fit(tmp_path):
     text = "".join(f"{word}.\n" for word in ["ab", "cde", "f"] * 200)
     (tmp_path / "a.txt").write_text(text)
