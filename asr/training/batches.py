@@ -133,14 +133,16 @@ class SpeechDataset(Dataset):
         most_labels: int | None = None,
         conditions: Conditions | None = None,
         most_text_tokens: int | None = None,
+        window: float = 0.0,
     ):
         """`tokenizer` None: there are no labels; `most_labels`: how many labels the decoder has positions for,
         `most_text_tokens`: how many tokens of a text the encoder has positions for, None: any number; `conditions`:
-        the recording conditions to simulate, None: audio stays as it was recorded."""
+        the recording conditions to simulate, None: audio stays as it was recorded; `window`: the seconds to which the
+        front end pads what is shorter, as it is played."""
         self.tokenizer = tokenizer
         self.conditions = conditions
         self.most_labels, self.most_text_tokens = most_labels, most_text_tokens
-        self.speeds = speeds
+        self.speeds, self.window = speeds, window
         self.skipped = Skipped("reading")  # by this process, in all epochs
         self.seconds = [bucket.seconds for bucket in buckets]
 
@@ -159,7 +161,10 @@ class SpeechDataset(Dataset):
             nothing = torch.zeros(0, dtype=torch.int64)
             return Batch(torch.zeros(0, 1), nothing, nothing[:, None], nothing, [], speed, len(cuts))
         labels = [self._labels(text) for text in texts]
-        seconds = self.seconds[bisect_left(self.seconds, max(cut.duration for cut in cuts))]
+        longest = max(cut.duration for cut in cuts)
+        seconds = self.seconds[bisect_left(self.seconds, longest)]
+        if seconds <= self.window:  # slower, what fits into the window would not with all of its silence
+            seconds = max(longest, self.window * speed)
         rate = STEPS_PER_SECOND if cuts[0].recording is None else SAMPLE_RATE
         if input_kind(cuts[0]) == "text":  # which has fewer tokens than the characters that its bucket counts
             length = rounded(max(map(len, inputs)), self.most_text_tokens)

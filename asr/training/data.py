@@ -173,7 +173,9 @@ class SoundData(ResumableData):
         if workers < 0:  # the processes of a machine share its cores
             workers = min(8, max(1, _cores() // (self.trainer.num_devices if self.trainer else 1)))
         return TimedLoader(
-            SpeechDataset(self.tokenizer, speeds, buckets, self.most_labels, conditions, self.most_text_tokens),
+            SpeechDataset(
+                self.tokenizer, speeds, buckets, self.most_labels, conditions, self.most_text_tokens, self.window
+            ),
             sampler=batches,
             batch_size=None,
             num_workers=workers,

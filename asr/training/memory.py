@@ -44,7 +44,7 @@ def largest_sizes(data: SoundData) -> list[Size]:
     for bucket in reversed(data.buckets):
         inside = durations <= bucket.seconds
         tokens = rounded(sources[inside].max(), data.most_text_tokens)
-        seconds = tokens / STEPS_PER_SECOND if tokens else bucket.seconds / min(data.speeds)
+        seconds = tokens / STEPS_PER_SECOND if tokens else max(data.window, durations[inside].max() / min(data.speeds))
         sizes.append(Size(bucket.utterances, seconds, rounded(labels[inside].max(), data.most_labels)))
     return sizes
 

@@ -11,6 +11,8 @@ import soundfile
 import torch
 from lhotse import CutSet
 
+from asr.audio.augment import change_speed
+from asr.audio.reading import SAMPLE_RATE
 from asr.corpus import open_corpus
 from asr.corpus.shards import write_shards
 from asr.corpus.utterances import NAMED
@@ -19,6 +21,7 @@ from asr.training.building import build_model, build_tokenizer
 from asr.training.conditions import Conditions
 from asr.training.config import DataConfig, SoundConfig
 from asr.training.data import SpeechData, memory_lengths
+from asr.training.memory import largest_sizes
 from asr.training.resuming import Resumable
 from asr.training.run import train
 from tests.training.tones import fitted, options, write_corpus
@@ -115,6 +118,21 @@ def test_the_batches_of_a_bucket_have_one_shape(data):
         beyond = torch.arange(batch.inputs.shape[1]) >= batch.lens[:, None]
         assert not batch.inputs[beyond].any()
         assert not batch.Y[torch.arange(batch.Y.shape[1]) >= batch.Y_lens[:, None]].any()
+
+
+@pytest.mark.parametrize("speed", [0.8, 1.25])
+def test_a_window_is_of_the_sound_as_it_is_played(larger, tmp_path, speed):
+    """Slowed with the silence after it, a batch would be longer than its window, beyond the positions."""
+    window = ["features.kind=whisper", "features.pad_seconds=3", "model.positions=learned", "model.max_positions=74"]
+    config = options(larger, tmp_path, *window, f"data.speeds=[{speed}]")
+    data = SpeechData(config.data, config.seed)
+    model = build_model(config, build_tokenizer(config.tokenizer, data.texts()))
+    data.fit_to(model)
+    assert {round(size.seconds, 2) for size in largest_sizes(data)} == {3.0}
+    for batch in data.train_dataloader():
+        samples, lens = change_speed(batch.inputs, batch.lens, batch.speed)
+        assert lens.max() < 3 * SAMPLE_RATE and model.front_end(samples, lens)[0].shape[1] == 300
+        assert model(samples, lens, batch.Y, batch.Y_lens).memory.shape[1] == 74
 
 
 @pytest.mark.parametrize("workers", [0, -1])
