@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from asr.audio.config import FeatureConfig
-from asr.model.config import ModelConfig
+from asr.model.config import CHOICES, ModelConfig
 from asr.model.flash_attention import lens_for_kernels
 from asr.model.layers import ConformerEncoderLayer, TransformerEncoderLayer, start_near_identity
 from asr.model.masks import length_mask
@@ -13,6 +15,13 @@ from asr.model.positions import Positions
 from asr.model.subsampling import SUBSAMPLERS
 
 LAYERS = {"transformer": TransformerEncoderLayer, "conformer": ConformerEncoderLayer}
+
+
+def add_layer(name: str, layer: Callable[[ModelConfig], nn.Module]) -> None:
+    """Lets `model.encoder` be `name`: a stack of what `layer` builds, which is called as a `TransformerEncoderLayer` is
+    (docs/extending.md)."""
+    LAYERS[name] = layer
+    CHOICES["encoder"] = (*CHOICES["encoder"], name)
 
 
 def check_front_end(features: FeatureConfig, config: ModelConfig) -> None:

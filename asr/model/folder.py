@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from asr.files import replacing
 
+LONGEST_REASON = 300  # characters of an error of torch's that are quoted
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 SCALE = ".scale"  # suffix to the name of an int8 tensor
 KINDS = {  # by the key of the model's shape in config.json
@@ -128,7 +130,8 @@ def described(folder: str | Path, *kinds: str) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise ModelError(f"{folder}: not a model folder ({error.strerror or error})") from None
     except UNREADABLE as error:
-        reason = " ".join(str(error).split("\n")[:2]).replace("\t", "")  # torch's second line says what does not fit
+        reason = " ".join(str(error).split("\n")[:2])  # torch's second line says what does not fit, tensor by tensor
+        reason = shorten(reason, LONGEST_REASON, placeholder=" ...")
         raise ModelError(f"{folder}: not a model that this version can read ({reason})") from None
 
 

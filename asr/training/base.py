@@ -212,7 +212,7 @@ class Training(L.LightningModule):
         else:
             optimizer = torch.optim.AdamW(groups, **common)
         warmup = warmup_updates(settings, self.updates)
-        if warmup >= self.updates and self.trainer.is_global_zero:
+        if warmup >= self.updates > 1 and self.trainer.is_global_zero:
             remedy = "lower it (0.1 is a tenth of all updates), or raise epochs"
             said = "optimizer.warmup: the rate rises for all %d updates (warm-up: %d): %s"
             logger.warning(said, self.updates, warmup, remedy)
