@@ -69,7 +69,12 @@ def add_decoding_options(parser: argparse.ArgumentParser, batch_seconds: float |
     group.add_argument("--phrases", metavar="FILE", help="phrases to boost, one per line: names, terms")
     group.add_argument("--phrase-weight", type=float, help="bonus for each token of such a phrase (default: 1)")
     group.add_argument("--length-bonus", type=float, help="added to the score for each token (default: 0*)")
-    group.add_argument("--nbest", type=int, help="hypotheses returned, at most --beam-size (default: 1)")
+
+
+def add_nbest(parser: argparse.ArgumentParser) -> None:
+    """Adds the option of commands that show more than one hypothesis."""
+    help = "hypotheses of each segment that JSON shows, at most --beam-size (default: 1)"
+    parser.add_argument("--nbest", type=int, metavar="N", help=help)
 
 
 def load_recognizer(args: argparse.Namespace) -> Recognizer:
@@ -88,11 +93,13 @@ def load_recognizer(args: argparse.Namespace) -> Recognizer:
     elif args.lm:
         settings["language_model"] = args.lm
     names = ("strategy", "beam_size", "ctc_weight", "lm_weight", "ilm_weight", "ngram_weight", "length_bonus", "nbest")
-    given = {name: value for name in (*names, "phrase_weight") if (value := getattr(args, name)) is not None}
+    given = {name: value for name in (*names, "phrase_weight") if (value := getattr(args, name, None)) is not None}
     if args.phrases:
         from asr.audio.reading import read_lines
 
         given["phrases"] = tuple(line for line in read_lines(args.phrases) if line.strip())
+        if not given["phrases"]:
+            raise ValueError(f"--phrases {args.phrases}: there are none in it")
     recognizer = load_model(args.model, args.device, **settings, **given)
     _check_effects(args, given, recognizer)
     return recognizer
@@ -115,6 +122,8 @@ def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: 
         raise ValueError("--strategy ctc with a beam of 1 takes the best path: leave out --length-bonus")
     if strategy == "greedy" and (given.get("beam_size", 1) > 1 or given.get("length_bonus")):
         raise ValueError("--strategy greedy has one hypothesis: leave out --beam-size and --length-bonus")
+    if strategy == "greedy" and given.get("ctc_weight"):
+        raise ValueError("--strategy greedy is by attention alone: leave out --ctc-weight")
     if strategy == "ctc" and (given.get("ctc_weight") is not None or given.get("ilm_weight")):
         raise ValueError("--strategy ctc does without the decoder: leave out --ctc-weight and --ilm-weight")
     for model, *weights in (("language_model", "lm_weight", "ilm_weight"), ("ngram", "ngram_weight")):
@@ -124,9 +133,14 @@ def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: 
             raise ValueError(f"--{useless.replace('_', '-')} {given[useless]}: there is no {wanted}")
     for model, weight in (("lm", "lm_weight"), ("ngram", "ngram_weight")):
         tried = any(getattr(args, f"{weight}s", None) or ())  # values that asr.tune tries
-        if getattr(args, model) and weight not in given and not tried and not getattr(recognizer.options, weight):
-            flag = weight.replace("_", "-")
-            raise ValueError(f"--{model} would have no effect: {flag} is 0, as tuned for the model; give --{flag}")
+        if tried or getattr(recognizer.options, weight):
+            continue
+        flag = weight.replace("_", "-")
+        why = f"--{flag} is 0" if weight in given else f"{flag} is 0, as tuned for the model; give --{flag}"
+        if getattr(args, model):
+            raise ValueError(f"--{model} would have no effect: {why}")
+        if model == "lm" and given.get("ilm_weight"):
+            raise ValueError(f"--ilm-weight would have no effect: {why}")
 
 
 def load_model(model: str | None, device: str | None, **settings) -> Recognizer:

@@ -10,7 +10,7 @@ import argparse
 import socket
 import sys
 
-from asr.commands import add_decoding_options, guarded, load_recognizer
+from asr.commands import add_decoding_options, add_nbest, guarded, load_recognizer
 
 LARGEST_EVENT = 16 * 2**20  # bytes of a realtime event
 
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--grace-seconds", type=int, default=30, help="seconds to answer in after SIGTERM (default: 30)")
     add_decoding_options(parser, batch_seconds=120.0)
+    add_nbest(parser)
     return parser
 
 

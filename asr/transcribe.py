@@ -14,7 +14,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from asr.commands import add_decoding_options, first_repeated, guarded, load_recognizer, progress_bar, say
+from asr.commands import (
+    add_decoding_options,
+    add_nbest,
+    first_repeated,
+    guarded,
+    load_recognizer,
+    progress_bar,
+    say,
+)
 from asr.formats import FORMATS, ctm_name
 
 UNFINISHED = ".unfinished"  # suffix of a file's name while it is being written
@@ -43,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "--channel", type=int, metavar="N", help="use only this channel, from 0 on (default: the mean of all)"
     )
     add_decoding_options(parser)
+    add_nbest(parser)
     return parser
 
 
@@ -51,6 +60,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     recognizer = load_recognizer(args)
     is_text = recognizer.takes == "text"
+    if args.format != "json" and (args.nbest or 1) > 1:
+        raise ValueError(f"--nbest is for --format json: {args.format} shows one hypothesis")
     if args.skip_existing and not args.out:
         raise ValueError("--skip-existing is for --out")
     failed: list[object] = []

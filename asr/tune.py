@@ -73,6 +73,8 @@ def main(argv: list[str] | None = None) -> None:
     for name, of in MODELS.items():
         if any(tried[name]) and there[of] is None:
             raise ValueError(f"{AXES[name]} needs another model: give one with {of}")
+    if any(tried["ilm_weight"]) and not (any(tried["lm_weight"]) or recognizer.options.lm_weight):
+        raise ValueError("--ilm-weights have no effect: lm-weight is 0, as tuned for the model; give --lm-weights")
     strategy = recognizer.options.strategy
     best_path = strategy == "ctc" and recognizer.options.beam_size == 1
     for name in AXES if best_path else USELESS.get(strategy, ()):
@@ -88,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
             args.model,
             replace(options, phrases=()),
             found and found.calibration,
-            args.lm,
+            args.lm if options.lm_weight else None,
             recognizer.int8,
             args.piece_seconds or load_tuning(args.model).piece_seconds,
         )

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from asr import transcribe
+from asr import transcribe, tune
+from asr.decode.options import DecodeOptions
+from asr.decode.tuning import save_tuning
+from asr.model.language_model import LanguageModel, TextModel
 from tests.test_commands import call
 
 
@@ -108,3 +111,25 @@ def test_a_folder_that_may_not_be_entered_and_names_that_are_too_long_are_found_
     monkeypatch.setattr(Path, "exists", refused)
     done = call(*command)
     assert done.returncode == 2 and done.stderr == b"asr.transcribe: --out: [Errno 13] Permission denied\n"
+
+
+def test_options_without_effect_are_refused(files, tiny_model, capsys):
+    lm, phrases = ["--lm", str(files / "lm")], files / "phrases.txt"
+    TextModel(LanguageModel(tiny_model.transformer.config), tiny_model.tokenizer).save(files / "lm")
+    phrases.write_text("\n \n")
+
+    def refused(*options: str) -> str:
+        with pytest.raises(SystemExit, match="2"):
+            transcribe.main([str(files / "a.wav"), "--model", str(files / "model"), *options])
+        return capsys.readouterr().err
+
+    assert "--nbest is for --format json: text shows one hypothesis" in refused("--nbest", "3")
+    assert f"--phrases {phrases}: there are none in it" in refused("--phrases", str(phrases))
+    assert "--strategy greedy is by attention alone" in refused("--strategy", "greedy", "--ctc-weight", "0.4")
+    assert "--lm would have no effect: --lm-weight is 0\n" in refused(*lm, "--lm-weight", "0")
+    save_tuning(files / "model", DecodeOptions(lm_weight=0.0), language_model=files / "lm")
+    untold = "lm-weight is 0, as tuned for the model; give --lm-weight"
+    assert f"--ilm-weight would have no effect: {untold}\n" in refused("--ilm-weight", "0.2")
+    with pytest.raises(SystemExit, match="2"):
+        tune.main([str(files), "--model", str(files / "model"), "--ilm-weights", "0.2", "0.3"])
+    assert f"--ilm-weights have no effect: {untold}s\n" in capsys.readouterr().err

@@ -271,11 +271,11 @@ class BeamSearch:
 
     def _collect(self, which: Tensor) -> None:
         """Stores the n-best of the utterances where `which (B,)` is True, from the table of ended hypotheses."""
-        n, rows, ended = self.options.nbest, which.nonzero()[:, 0], self.ended
+        n, rows, ended, bonus = self.options.nbest, which.nonzero()[:, 0], self.ended, self.options.length_bonus
         columns = (self.places, ended.tokens[:, :n], ended.scores[:, :n], ended.lens[:, :n], ended.score[:, :n])
         for place, *hypotheses in zip(*(column[rows].tolist() for column in columns), strict=True):
             self.found[place] = [
-                Hypothesis(tokens[:size], score, [after - before for before, after in pairwise([0.0, *scores[:size]])])
+                Hypothesis(tokens[:size], score, [b - a - bonus for a, b in pairwise([0.0, *scores[:size]])])
                 for tokens, scores, size, score in zip(*hypotheses, strict=True)
                 if score > LOG_ZERO
             ] or [Hypothesis([], LOG_ZERO)]

@@ -94,5 +94,6 @@ class Hypothesis:
 
     tokens: list[int]  # without start and end
     score: float  # log-probability by the weighted scorers, plus the length bonus
-    token_scores: list[float] = field(default_factory=list)  # what each token added to the score
+    # what each token added to the score, without bonuses: how sure the model (with its helpers) is of it
+    token_scores: list[float] = field(default_factory=list)
     spans: list[tuple[float, float]] | None = None  # encoder frames in which CTC hears each token, if requested

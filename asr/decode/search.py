@@ -87,7 +87,6 @@ def _rescored(
     rows, Y, Y_lens = in_one_batch(found, memory.device)
     eos = model.config.eos
     beside = label_log_probs(model, memory[rows], memory_lens[rows], Y, Y_lens).double()
-    beside += options.length_bonus * (torch.arange(beside.shape[1], device=Y.device) < Y_lens[:, None])
     if language_model is not None:
         beside += options.lm_weight * _of_labels(language_model.teacher_forced(Y), Y, Y_lens, eos)
     beside *= 1 - w
@@ -99,7 +98,8 @@ def _rescored(
         best = []
         for hypothesis, more, gained in zip(hypotheses, *both, strict=True):
             steps = [w * a + b for a, b in zip(hypothesis.token_scores, more[:-1], strict=True)]
-            score = w * hypothesis.score + sum(more) + (1 - w) * sum(gained)
+            bonuses = sum(gained) + options.length_bonus * len(hypothesis.tokens)
+            score = w * hypothesis.score + sum(more) + (1 - w) * bonuses
             best.append(Hypothesis(hypothesis.tokens, score, steps))
         rescored.append(sorted(best, key=lambda h: -h.score)[: options.nbest])
     return rescored
@@ -121,7 +121,7 @@ def phrase_gains(phrases: Phrases, found: list[list[Hypothesis]], eos: int) -> l
 
 
 def _without(found: list[list[Hypothesis]], gains: list[list[list[float]]]) -> list[list[Hypothesis]]:
-    """The hypotheses with token scores free of the phrases' gains: how sure the model (with its helpers) is of each."""
+    """The hypotheses with token scores free of the phrases' gains."""
     return [
         [
             replace(h, token_scores=[score - gain for score, gain in zip(h.token_scores, gained, strict=False)])

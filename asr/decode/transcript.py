@@ -16,7 +16,7 @@ class Word:
     confidence: float
     start: float | None = None  # seconds, if times were requested and CTC gives them
     end: float | None = None
-    token_scores: tuple[float, ...] = field(repr=False, default=())  # what its tokens added to the hypothesis' score
+    token_scores: tuple[float, ...] = field(repr=False, default=())  # those of its tokens
 
 
 @dataclass(frozen=True)

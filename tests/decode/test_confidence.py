@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+import torch
 
 from asr.decode.confidence import Calibration, expected_calibration_error, word_confidences
+from asr.decode.options import DecodeOptions
+from asr.decode.recognizer import Recognizer
 
 
 def test_without_calibration_it_is_the_geometric_mean_of_the_tokens():
@@ -44,3 +47,16 @@ def test_words_all_right_are_no_error():
     assert (word_confidences([[-0.1]], calibration) > 0.5).all()
     with pytest.raises(ValueError, match="no word"):
         Calibration.fit([], [])
+
+
+@pytest.mark.parametrize("strategy", ["beam", "ctc", "rescore"])
+def test_a_length_bonus_is_in_the_score_and_not_in_how_sure_a_token_is(tiny_model, strategy, noise_is_heard):
+    """So small a bonus changes nothing about what is found."""
+    sound = torch.randn(16000, generator=torch.Generator().manual_seed(1)).mul(0.1).numpy()
+    recognizer = Recognizer(tiny_model, DecodeOptions(strategy, beam_size=4, nbest=4), precision="float32")
+    (plain,) = recognizer.recognize([sound])
+    (longer,) = recognizer.with_options(length_bonus=1e-3).recognize([sound])
+    assert [h.tokens for h in plain] == [h.tokens for h in longer] and max(len(h.tokens) for h in plain) > 1
+    for before, after in zip(plain, longer, strict=True):
+        assert after.score - before.score == pytest.approx(1e-3 * len(before.tokens), abs=1e-5)
+        assert after.token_scores == pytest.approx(before.token_scores, abs=1e-5)
