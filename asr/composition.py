@@ -25,7 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from asr.commands import fail, give_up_output, replace_closed_outputs
@@ -83,6 +83,8 @@ def build_config(composed: DictConfig) -> Any:
         if "validation" in composed:
             _check_validation(composed.validation)
         return OmegaConf.to_object(composed)
+    except MissingMandatoryValue as error:
+        raise ValueError(f"{error.full_key} is missing: {error.full_key}=... gives it") from None
     except OmegaConfBaseException as error:
         raise ValueError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
 

@@ -2,7 +2,8 @@
 python -m asr.listen`.
 
 On a terminal, words are shown as they become known. Ctrl-C ends the command once everything said so far is transcribed.
-Exit code 2 for a wrong option or model, or for input that is not raw audio.
+Exit code 2 for a wrong option or model, or for input that begins as a WAV, FLAC, Ogg or tagged MP3 file does: anything
+else is taken for raw samples.
 """
 
 from __future__ import annotations

@@ -121,6 +121,8 @@ def _places(files: list[str], names: list[str], args: argparse.Namespace, is_tex
         if args.format == "ctm" and (twice := first_repeated(ctm_name(Path(file).stem) for file in files)):
             raise ValueError(f"--format ctm: several of the files would be called {twice}")
         return [None] * len(files)
+    if args.out.is_file():
+        raise ValueError(f"--out: {args.out} is a file, and transcripts go into a folder")
     suffix = ".txt" if args.format == "text" else f".{args.format}"
     places = [args.out / f"{name}{suffix}" for name in names]
     parts = [place.with_stem(f"{place.stem}.part") for place in places]  # for recordings that cannot be read to the end

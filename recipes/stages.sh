@@ -18,7 +18,10 @@ parse() {
   shift 3
   while [ $# -gt 0 ]; do
     name=${1#--}
-    if [[ $1 == --* && $flags == *" $name "* ]]; then
+    if [[ $name == help ]]; then
+      sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+      exit 0
+    elif [[ $1 == --* && $flags == *" $name "* ]]; then
       [ $# -gt 1 ] || wrong "$1 needs a value"
       printf -v "${name//-/_}" %s "$2"
       shift 2
@@ -26,7 +29,7 @@ parse() {
       options+=("$1")
       shift
     else
-      wrong "unknown argument $1; see the head of run.sh"
+      wrong "unknown argument $1; see run.sh --help"
     fi
   done
   [[ ${stage:-1}$stop_stage =~ ^[0-9]+$ ]] || wrong "--stage and --stop-stage are numbers"

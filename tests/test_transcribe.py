@@ -113,6 +113,12 @@ def test_a_folder_that_may_not_be_entered_and_names_that_are_too_long_are_found_
     assert done.returncode == 2 and done.stderr == b"asr.transcribe: --out: [Errno 13] Permission denied\n"
 
 
+def test_a_file_is_no_folder_for_transcripts(files, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        transcribe.main([str(files / "a.wav"), "--model", str(files / "model"), "--out", str(files / "b.wav")])
+    assert f"--out: {files / 'b.wav'} is a file, and transcripts go into a folder\n" in capsys.readouterr().err
+
+
 def test_options_without_effect_are_refused(files, tiny_model, capsys):
     lm, phrases = ["--lm", str(files / "lm")], files / "phrases.txt"
     TextModel(LanguageModel(tiny_model.transformer.config), tiny_model.tokenizer).save(files / "lm")

@@ -63,10 +63,13 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
 
 
 def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[dict[str, Any] | Utterance]:
-    """The objects of the lines, each with an id and a text; for an invalid line, an utterance with its fault."""
+    """The objects of the lines, each with an id and a text; for an invalid line, an utterance with its fault. Raises
+    ValueError if the lines are together one list or one object."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        if number == 1 and (line.startswith("[") or line.strip() == "{"):
+            raise ValueError(f"{path}: a manifest has one JSON object on each line (of a list, jq -c '.[]' makes one)")
         try:
             entry = json.loads(line)
             fault = _fault(entry, transcribed)

@@ -53,13 +53,14 @@ def sound_of(recording: Recording, channel: int | None = None) -> Iterator[np.nd
         return
     samples = _array(recording)
     if samples.ndim != 1:
-        raise AudioError(f"{name_of(recording)}: this model hears samples (N,), not {samples.shape}")
+        one = ": one channel at a time, or their mean" if samples.ndim == 2 else ""
+        raise AudioError(f"{name_of(recording)}: this model hears samples (N,), not {samples.shape}{one}")
     if samples.dtype.kind != "f" and samples.dtype.newbyteorder("=") != np.int16:
         raise AudioError(f"{name_of(recording)}: samples are floats in [-1, 1] or int16, not {samples.dtype}")
     with np.errstate(over="ignore"):
         samples = samples.astype(np.float32) / (32768 if samples.dtype.kind == "i" else 1)
     if not (np.abs(samples) <= LOUDEST).all():  # NaN fails this test, too
-        raise AudioError(f"{name_of(recording)}: samples must be finite, and lie in [-1, 1]")
+        raise AudioError(f"{name_of(recording)}: samples must be finite, and not beyond 2^31")
     yield samples
 
 

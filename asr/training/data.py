@@ -33,6 +33,8 @@ from asr.training.resuming import Resumable, ResumableData
 
 logger = logging.getLogger(__name__)
 
+TRAINING_SET, DEV_SET = "training set", "dev set"  # as messages name them
+
 # why a cut that has so many encoder frames, at the highest speed, is left out; None: it is not
 Unfit = Callable[[MonoCut, int], str | None]
 
@@ -50,10 +52,10 @@ class SoundData(ResumableData):
         self.config = config
         self.batches_of_update, self.batch_seconds = config.shared_by(devices)  # on each device
         self.seed = seed
-        self.train_cuts = self._open(config.train)
-        self.dev_cuts = self._open(config.dev)
+        self.train_cuts = self._open(config.train, TRAINING_SET)
+        self.dev_cuts = self._open(config.dev, DEV_SET)
 
-    def _open(self, corpora: list[str]) -> CutSet:
+    def _open(self, corpora: list[str], what: str) -> CutSet:
         return open_corpus(corpora, transcribed=False)
 
     def fit_to(self, front_end: FrontEnd, encoder: Encoder) -> None:
@@ -89,8 +91,8 @@ class SoundData(ResumableData):
 
             return _fit(cuts, what, reason)
 
-        self.train_cuts = fit(self.train_cuts, "training set", self.speeds, unfit)
-        self.dev_cuts = fit(self.dev_cuts, "dev set", [1.0], unfit_for_dev)
+        self.train_cuts = fit(self.train_cuts, TRAINING_SET, self.speeds, unfit)
+        self.dev_cuts = fit(self.dev_cuts, DEV_SET, [1.0], unfit_for_dev)
         self.buckets = make_buckets(self._heard(self.train_cuts), self.batch_seconds)
 
     def _outside(self, cut: MonoCut) -> str | None:
@@ -199,8 +201,8 @@ class SpeechData(SoundData):
             config.normalizer = inherited or config.normalizer_name  # the config is saved with the training
         super().__init__(config, seed, devices)
 
-    def _open(self, corpora: list[str]) -> CutSet:
-        return _normalized(open_corpus(corpora), self.config.normalizer, self.unasked)
+    def _open(self, corpora: list[str], what: str) -> CutSet:
+        return _normalized(open_corpus(corpora), what, self.config.normalizer, self.unasked)
 
     def dev_set(self) -> list[float]:
         said = "\n".join(cut.supervisions[0].text for cut in self.dev_cuts)  # as this training normalises it
@@ -297,9 +299,9 @@ def _fit(cuts: CutSet, what: str, unfit: Callable[[MonoCut], str | None]) -> Cut
     return CutSet.from_cuts(fit)
 
 
-def _normalized(cuts: CutSet, normalizer: str, unasked: str = "") -> CutSet:
-    """The cuts with normalised transcripts. Warns if a normaliser that was not asked for (`unasked` says where it comes
-    from) drops letters or digits of transcripts, or writes them otherwise."""
+def _normalized(cuts: CutSet, what: str, normalizer: str, unasked: str = "") -> CutSet:
+    """The cuts of the set `what` with normalised transcripts. Warns if a normaliser that was not asked for (`unasked`
+    says where it comes from) drops letters or digits of transcripts, or writes them otherwise."""
     normalize, changed = get_normalizer(normalizer), []
     for cut in cuts:
         said = cut.supervisions[0].text or ""
@@ -314,7 +316,7 @@ def _normalized(cuts: CutSet, normalizer: str, unasked: str = "") -> CutSet:
             return "its source is empty after normalisation"
         return None if cut.supervisions[0].text else "its transcript is empty after normalisation"
 
-    fit = _fit(cuts, "transcripts", empty)
+    fit = _fit(cuts, what, empty)
     if changed:
         logger.warning(
             "data.normalizer=%s, %s, rewrites %d of %d transcripts, as %r, which becomes %r (neutral keeps letters and"

@@ -9,6 +9,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../stages.sh"
 data=''
 parse data exp/an4 6 "$@"
+[ -n "$data" ] || wrong "--data DIR is missing: the folder of AN4"
 
 if begin 1 "cuts of train, dev (5 speakers of train) and test"; then
   if [ -f "$data/etc/an4_train.fileids" ]; then

@@ -1,5 +1,6 @@
 """Lines of a manifest that nobody wrote on purpose."""
 
+import json
 import tarfile
 
 import numpy as np
@@ -72,6 +73,16 @@ def test_a_speaker_may_be_a_number(tmp_path, tone):
     entries = [{"id": str(n), "audio_filepath": "a.wav", "text": "one", "speaker": n} for n in (0, 84, None)]
     (tmp_path / "m.jsonl").write_text(manifest(entries))
     assert [cut.supervisions[0].speaker for cut in open_corpus(tmp_path / "m.jsonl")] == ["0", "84", None]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("several", [True, False])
+def test_one_list_or_object_is_no_manifest(tmp_path, indent, several):
+    entry = {"audio_filepath": "a.wav", "text": "one"}
+    (tmp_path / "m.json").write_text(json.dumps([entry] if several else entry, indent=indent))
+    message = "a manifest has one JSON object on each line" if several or indent else "no utterance that can be read"
+    with pytest.raises(ValueError, match=message):
+        open_corpus(tmp_path / "m.json")
 
 
 def test_what_stands_for_a_transcript_where_none_is_needed_is_ignored(tmp_path, tone):

@@ -157,6 +157,13 @@ def test_an_out_that_cannot_be_made_is_said(recipe, tmp_path):
     assert recipe("--out", "file/exp", said="--out 'file/exp' cannot be written to") == (2, [])
 
 
+def test_help_is_the_head_of_the_recipe_and_missing_data_are_named(tmp_path):
+    done = run_recipe("an4", "--help", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("AN4 from the audio to a WER table")
+    assert "recipes/an4/run.sh --data DIR" in done.stdout and "set -euo" not in done.stdout
+    assert run_recipe("an4", cwd=tmp_path).stderr == "run.sh: --data DIR is missing: the folder of AN4\n"
+
+
 def test_more_trainings_are_added_to_those_that_there_are(tmp_path, programs):
     for part in ("train", "dev"):
         (tmp_path / "corp [1]").mkdir(exist_ok=True)

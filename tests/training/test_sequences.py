@@ -212,7 +212,7 @@ def test_what_is_empty_after_normalisation_or_too_long_for_its_tokens_is_left_ou
     (tmp_path / "odd.jsonl").write_text("\n".join(lines) + "\n")
     corpora = [f"data.train=[{tmp_path / 'odd.jsonl'}]", f"data.dev=[{folder / 'dev.jsonl'}]"]
     train(options(folder, tmp_path / "exp", *corpora, *TEXT, *short(0.5, 3), "epochs=1"))
-    assert "left out p0: its source is empty after normalisation" in caplog.text
+    assert "training set: left out p0: its source is empty after normalisation" in caplog.text
     assert "left out p1: 3 encoder frames are too few for 33 labels" in caplog.text
     assert "left out p2" not in caplog.text
 
