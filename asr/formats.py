@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from asr.text.words import join_words
 
 if TYPE_CHECKING:
-    from asr.decode.transcript import Segment, Transcript
+    from asr.decode.transcript import Segment, Transcript, Word
 
 CUE_LETTERS = 84  # most in a subtitle: players show two lines of 42
 CUE_SECONDS = 7.0
+SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of the longest subtitle, tried in turn
 CUE_PAUSE = 0.7  # seconds without a word that end a subtitle
 LINGER = 0.3  # seconds that a subtitle stays after its last word
 
@@ -40,13 +41,26 @@ def cues(segments: list[Segment]) -> list[Cue]:
 def _cues(segment: Segment) -> list[Cue]:
     if not segment.words or any(word.start is None for word in segment.words):
         return [Cue(segment.start, segment.end, segment.text)]
+    starts = [i for i, (one, two) in enumerate(pairwise(segment.words), 1) if two.start - one.end >= CUE_PAUSE]
+    parts = pairwise([0, *starts, len(segment.words)])
+    return [cue for first, last in parts for cue in _balanced(segment.words[first:last])]
+
+
+def _balanced(words: list[Word]) -> list[Cue]:
+    """As few subtitles as there can be, of about equal length: no single word is left over for the last one."""
+    fewest = _packed(words, 1.0)
+    shorter = (_packed(words, share) for share in SHARES)
+    return next((cues for cues in shorter if len(cues) == len(fewest)), fewest)
+
+
+def _packed(words: list[Word], share: float) -> list[Cue]:
+    """Subtitles of as many words as fit into a `share` of the longest."""
     found: list[Cue] = []
-    for word in segment.words:
+    for word in words:
         if found:
             cue = found[-1]
             longer = Cue(cue.start, word.end, join_words([cue.text, word.text]))
-            in_time = word.start - cue.end < CUE_PAUSE and longer.end - longer.start <= CUE_SECONDS
-            if in_time and len(longer.text) <= CUE_LETTERS:
+            if longer.end - longer.start <= share * CUE_SECONDS and len(longer.text) <= share * CUE_LETTERS:
                 found[-1] = longer
                 continue
         found.append(Cue(word.start, word.end, word.text))

@@ -99,6 +99,15 @@ def test_subtitles_are_neither_long_nor_late():
         assert after is None or cue.end <= after.start
 
 
+@pytest.mark.parametrize("words", [22, 25, 33])
+def test_no_word_is_left_over_for_a_subtitle_of_its_own(words):
+    """21 words fit into one."""
+    found = cues([said(" ".join(["abc"] * words), pace=0.3)])
+    lengths = [len(cue.text) for cue in found]
+    assert len(found) == 2 and sum(lengths) + 1 == 4 * words - 1
+    assert min(lengths) > 0.6 * max(lengths)
+
+
 def test_subtitles_of_a_script_without_spaces_are_cut_between_its_letters():
     text = "天気がいい" * 40
     words = [Word(letter, 0.9, 0.1 * i, 0.1 * i + 0.1) for i, letter in enumerate(text)]
