@@ -122,6 +122,9 @@ def training_command(command: str, schema: type, train: str) -> None:
                 Path(config.out).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ValueError(f"out={config.out}: the folder cannot be made ({error.strerror})") from None
+            for path in (*config.data.train, *config.data.dev):
+                if "://" not in path and not os.path.exists(path):
+                    raise ValueError(f"{path}: no such file or folder")
             warnings.filterwarnings("ignore", module="lightning")
             with importing():  # once the options are known to be good
                 from lightning.pytorch.utilities import rank_zero_only

@@ -273,7 +273,7 @@ def test_a_training_is_not_resumed_as_another_experiment(corpus, tmp_path):
 
 def test_a_training_resumed_before_its_first_checkpoint_keeps_its_experiment(tmp_path, monkeypatch):
     monkeypatch.setattr("asr.training.run.train", lambda config: None)
-    began = ["experiment=an4", f"out={tmp_path}", "data.train=[a]", "data.dev=[b]"]
+    began = ["experiment=an4", f"out={tmp_path}", f"data.train=[{tmp_path}]", f"data.dev=[{tmp_path}]"]
     for typed in (began, [f"out={tmp_path}", "resume=true"], [*began, "resume=true"]):
         done = call("asr.train", *typed)
         assert done.returncode == 0, done.stderr
@@ -369,17 +369,18 @@ def test_a_reader_that_has_had_enough_ends_it_without_a_word(programs):
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_help_and_what_is_wrong_with_an_option_come_before_torch_is_loaded():
-    code = """
+def test_help_and_what_is_wrong_with_an_option_come_before_torch_is_loaded(tmp_path):
+    code = f"""
 import contextlib, sys
 from asr.train import main
-for word in ("--help", "--cfg=job", "modle=tiny", "model.d_model=7", "optimizer.lr=fast", "average=0"):
-    sys.argv[1:] = [word]
+for word in ("--help", "--cfg=job", "modle=tiny", "model.d_model=7", "optimizer.lr=fast", "average=0", "data.dev=[no]"):
+    sys.argv[1:] = [word, "out={tmp_path}"]
     with contextlib.suppress(SystemExit):
         main()
 assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.count("save_minutes:") == 2  # in the options of the help and of the job
-    for line, name in zip(done.stderr.splitlines(), ("modle", "model.d_model", "optimizer.lr", "average"), strict=True):
+    named = ("modle", "model.d_model", "optimizer.lr", "average", "no: no such file or folder")
+    for line, name in zip(done.stderr.splitlines(), named, strict=True):
         assert name in line
