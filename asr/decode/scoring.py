@@ -68,6 +68,8 @@ def right_words(reference: str, hypothesis: str) -> list[bool]:
 
 
 def _errors(process, references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
+    if isinstance(references, str) or isinstance(hypotheses, str):  # of which each letter would be an utterance
+        raise TypeError("references and hypotheses are lists of texts, not a text")
     counts = process(list(references), list(hypotheses))
     total = counts.hits + counts.substitutions + counts.deletions
     return Errors(counts.substitutions, counts.deletions, counts.insertions, total)

@@ -10,6 +10,11 @@ def test_edits_are_counted_over_all_pairs():
     assert errors.rate == 50.0
 
 
+def test_one_text_is_no_list_of_texts():
+    with pytest.raises(TypeError, match="lists of texts"):
+        word_errors("a b", "a c")
+
+
 def test_characters_count_spaces():
     assert character_errors(["ab cd"], ["abcd"]).rate == 20.0
 
