@@ -25,7 +25,7 @@ from asr.corpus.utterances import kept
 from asr.model.encoder import Encoder
 from asr.model.speech_model import SpeechModel
 from asr.text.normalizer import get_normalizer
-from asr.text.tokenizer import Tokenizer
+from asr.text.tokenizer import CharTokenizer, Tokenizer
 from asr.training.batches import Bucket, BucketSampler, PlainSampler, SpeechDataset, TimedLoader, make_buckets
 from asr.training.conditions import Conditions
 from asr.training.config import DataConfig, SoundConfig
@@ -259,7 +259,8 @@ class SpeechData(SoundData):
             return None
         speed = f" at data.speeds={max(self.speeds)}" if max(self.speeds) > 1 else ""
         blanks = f" and {needed - len(labels)} blanks between equal ones" if needed > len(labels) else ""
-        return f"{frames} encoder frames{speed} are too few for {len(labels)} labels{blanks}"
+        fewer = " (tokenizer.kind=bpe makes fewer)" if isinstance(self.tokenizer, CharTokenizer) else ""
+        return f"{frames} encoder frames{speed} are too few for {len(labels)} labels{blanks}{fewer}"
 
 
 def _begin_reading(_: int) -> None:
