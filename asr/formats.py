@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CUE_LETTERS = 84  # most in a subtitle: players show two lines of 42
 CUE_SECONDS = 7.0
-SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of the longest subtitle, tried in turn
+SHARES = [hundredths / 100 for hundredths in range(50, 100, 2)]  # of the longest subtitle, tried in turn
 CUE_PAUSE = 0.7  # seconds without a word that end a subtitle
 LINGER = 0.3  # seconds that a subtitle stays after its last word
 
@@ -47,7 +47,7 @@ def _cues(segment: Segment) -> list[Cue]:
 
 
 def _balanced(words: list[Word]) -> list[Cue]:
-    """As few subtitles as there can be, of about equal length: no single word is left over for the last one."""
+    """As few subtitles as there can be, of about equal length, so that no single word is left over for the last."""
     fewest = _packed(words, 1.0)
     shorter = (_packed(words, share) for share in SHARES)
     return next((cues for cues in shorter if len(cues) == len(fewest)), fewest)

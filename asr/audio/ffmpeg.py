@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 INDEXED = ("mov", "matroska")  # FFmpeg's names for m4a and mp4, and for mkv and webm
 RUN_UP = 1.0  # seconds decoded before the requested part: as far back as decoders and resamplers remember
 HOLE = 0.1  # seconds between two frames that are a pause: less is how containers round, and what encoders add
-LONGEST_HOLE = 3600.0  # seconds between two frames; more is a broken clock
+LONGEST_HOLE = 3600.0  # seconds between two frames, if the container does not say how long it is: more is no pause
+CLOCK_JUMP = 10.0  # seconds likewise in streams, whose clock may start anew (FFmpeg's dts_delta_threshold)
 LATE = 0.5  # seconds before the end by the header at which audio may end: encoders and other streams add some
 
 
@@ -28,8 +29,9 @@ def decode_with_ffmpeg(
     sample_rate: int, file: BinaryIO, name: str, reason: str, begin: int, channel: int | None
 ) -> Iterator[np.ndarray]:
     """Blocks of samples `(N,)` of the first audio stream, of one `channel` or the mean of all, from `begin` seconds on
-    (to a millisecond in Matroska). Raises AudioError, after what could be read, if the file is damaged or ends before
-    its header says; and, if PyAV is missing, with `reason`: why the file was not read without it."""
+    (to a millisecond in Matroska). Times are a player's, from the start of the first stream of all on; where the audio
+    starts later or has a hole there is silence. Raises AudioError, after what could be read, if the file is damaged or
+    ends before its header says; and, if PyAV is missing, with `reason`: why the file was not read without it."""
     try:
         import av
     except ImportError:
@@ -42,7 +44,7 @@ def decode_with_ffmpeg(
             duration = _duration(container)
             frames, heard = _frames(container, begin)
             unwanted = round((begin - heard) * sample_rate)
-            for samples in _resampled(_timed(frames, heard, _zero(container)), sample_rate):
+            for samples in _resampled(_timed(frames, heard, _zero(container), _longest_hole(container)), sample_rate):
                 if not 0 <= (channel or 0) < len(samples):
                     raise AudioError(f"{name}: its channels are 0 to {len(samples) - 1}, not {channel}")
                 heard += samples.shape[1] / sample_rate
@@ -79,25 +81,35 @@ def _resampled(frames: Iterator[tuple[AudioFrame, float]], sample_rate: int) -> 
         channels = av.AudioLayout(layout).nb_channels
         for done in range(0, missing, sample_rate):
             yield np.zeros((channels, min(sample_rate, missing - done)), np.float32)
-        resampler = av.AudioResampler(format="fltp", rate=sample_rate)
+        # packed: PyAV 18 reads beyond the planes of 8 and 9 channels
+        resampler = av.AudioResampler(format="flt", rate=sample_rate)
         for frame in chain((frame for frame, _ in alike), [None]):
             for piece in resampler.resample(frame):
-                yield piece.to_ndarray()
+                yield piece.to_ndarray().reshape(-1, channels).T
 
 
-def _timed(frames: Iterator[AudioFrame], place: float, zero: float) -> Iterator[tuple[AudioFrame, float]]:
+def _timed(
+    frames: Iterator[AudioFrame], place: float, zero: float, longest: float
+) -> Iterator[tuple[AudioFrame, float]]:
     """Frames from `place` (in seconds) on, each with the silence in seconds that belongs before it, in all: a video's
-    sound may start after its pictures, and stop where a recorder was paused or heard nothing."""
+    sound may start after its pictures, and stop where a recorder was paused or heard nothing. What is longer than
+    `longest` is no pause, but a clock that was set."""
     silence = 0.0
     for frame in frames:
         if frame.time is not None and (hole := frame.time - zero - place) > HOLE:
-            if hole > LONGEST_HOLE:
+            if hole > longest:
                 zero += hole
             else:
                 silence += hole
                 place += hole
         place += frame.samples / frame.rate
         yield frame, silence
+
+
+def _longest_hole(container: InputContainer) -> float:
+    if not container.format.name.startswith(INDEXED):
+        return CLOCK_JUMP
+    return LONGEST_HOLE if container.duration is None else container.duration / 1e6
 
 
 def _zero(container: InputContainer) -> float:
@@ -157,4 +169,4 @@ def _duration(container: InputContainer) -> float | None:
     is_told = (
         container.format.name.startswith("matroska") and stream.duration is None and container.duration is not None
     )
-    return container.duration / 1e6 if is_told and len(container.streams) == 1 else None
+    return container.duration / 1e6 - _zero(container) if is_told and len(container.streams) == 1 else None

@@ -65,10 +65,12 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
 def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[dict[str, Any] | Utterance]:
     """The objects of the lines, each with an id and a text; for an invalid line, an utterance with its fault. Raises
     ValueError if the lines are together one list or one object."""
+    is_first = True
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        if number == 1 and (line.startswith("[") or line.strip() == "{"):
+        begins, is_first = is_first, False
+        if begins and (line.lstrip().startswith("[") or line.rstrip().endswith(("{", "["))):
             raise ValueError(f"{path}: a manifest has one JSON object on each line (of a list, jq -c '.[]' makes one)")
         try:
             entry = json.loads(line)
@@ -81,8 +83,8 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
         default = entry.get("audio_filepath") or f"{path.name} line {number}"
         if entry.get("offset") is not None:  # one of several utterances in a file
             default += f"-{entry['offset']}"
-        if entry.get("channel") is not None:
-            default += f"-channel{entry['channel']}"
+        if (channel := _channel(entry)) is not None:
+            default += f"-channel{channel:g}"
         name = default if entry.get("id") in (None, "") else str(entry["id"])
         text = entry.get("text")  # may be anything where no transcript is needed
         yield entry | {"id": name, "text": text if isinstance(text, str) else ""}
@@ -96,8 +98,8 @@ def _fault(entry: Any, transcribed: bool) -> str | None:
         value = entry.get(key) or 0.0
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             return f"{key} must be a number, 0 or more"
-    channel = entry.get("channel")
-    if channel is not None and (type(channel) is not int or channel < 0):
+    channel = _channel(entry)
+    if channel is not None and (isinstance(channel, bool) or channel < 0 or channel % 1):
         return "channel must be a whole number, 0 or more"
     needed = ["source" if _is_text(entry) else "audio_filepath", *(["text"] if transcribed else [])]
     wrong = [key for key in needed if not isinstance(entry.get(key), str)]
@@ -109,6 +111,12 @@ def _fault(entry: Any, transcribed: bool) -> str | None:
     return next((f"half a character in its {key}" for key in halves), None)
 
 
+def _channel(entry: dict[str, Any]) -> int | float | None:
+    """The number of a channel; a text of that name is something else that is known of the recording."""
+    channel = entry.get("channel")
+    return channel if isinstance(channel, int | float) and not _is_text(entry) else None
+
+
 def _is_text(entry: dict[str, Any]) -> bool:
     return "source" in entry and "audio_filepath" not in entry  # next to audio, it says where the audio is from
 
@@ -116,4 +124,6 @@ def _is_text(entry: dict[str, Any]) -> bool:
 def _utterance(entry: dict[str, Any], path: Path) -> Utterance:
     duration, offset = entry.get("duration"), entry.get("offset")
     speaker = "" if entry.get("speaker") is None else str(entry["speaker"])
-    return Utterance(entry["id"], path, entry["text"], speaker, duration, offset or 0.0, entry.get("channel"))
+    channel = _channel(entry)
+    channel = None if channel is None else int(channel)
+    return Utterance(entry["id"], path, entry["text"], speaker, duration, offset or 0.0, channel)

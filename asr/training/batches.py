@@ -120,7 +120,8 @@ class Batch(NamedTuple):
 
 
 class SpeechDataset(Dataset):
-    """Turns a batch of cuts and its seed into a `Batch`, padded to its bucket's length; unreadable cuts are left out.
+    """Turns a batch of cuts and its seed into a `Batch`, padded to its bucket's length or, as it is played, to
+    the front end's window; unreadable cuts are left out.
 
     The whole batch has one speed: drawing it for each utterance would undo what the buckets save (17 % of AN4's frames
     were padding then)."""
@@ -149,7 +150,7 @@ class SpeechDataset(Dataset):
     def __getitem__(self, batch: tuple[CutSet, int]) -> Batch:
         cuts, seed = batch
         inputs, texts = [], []
-        speed = random.Random(seed).choice(self.speeds)
+        speed = round(random.Random(seed).choice(self.speeds), 2)  # as it is played
         first = cuts[0].id if len(cuts) else ""  # empty if fewer utterances are left than processes
         draw = random.Random(f"{seed} {first}")  # that no other process has at the same time
         for cut, sound in iterate(cuts, self.skipped):
@@ -163,8 +164,8 @@ class SpeechDataset(Dataset):
         labels = [self._labels(text) for text in texts]
         longest = max(cut.duration for cut in cuts)
         seconds = self.seconds[bisect_left(self.seconds, longest)]
-        if seconds <= self.window:  # slower, what fits into the window would not with all of its silence
-            seconds = max(longest, self.window * speed)
+        if longest <= self.window * speed:  # slower, it would not fit into the window with all of its silence
+            seconds = self.window * speed
         rate = STEPS_PER_SECOND if cuts[0].recording is None else SAMPLE_RATE
         if input_kind(cuts[0]) == "text":  # which has fewer tokens than the characters that its bucket counts
             length = rounded(max(map(len, inputs)), self.most_text_tokens)

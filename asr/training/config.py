@@ -299,7 +299,7 @@ class TextConfig:
     joined: float = 0.0
     transcripts: list[str] = field(default_factory=list)  # corpora whose transcripts are read; twice if named twice
     dev: list[str] = field(default_factory=list)  # empty: some lines of the training text
-    held_out: int = 0  # how many lines, before any are joined; 0: 2000, but at most a tenth
+    held_out: int = 0  # how many lines, before any are joined; 0: 2000, but at most a tenth (ten, of few lines)
     batch_tokens: int = 8192  # in one update, padding included
     max_tokens: int = 200  # longer lines are left out
 

@@ -44,7 +44,9 @@ def largest_sizes(data: SoundData) -> list[Size]:
     for bucket in reversed(data.buckets):
         inside = durations <= bucket.seconds
         tokens = rounded(sources[inside].max(), data.most_text_tokens)
-        seconds = tokens / STEPS_PER_SECOND if tokens else max(data.window, durations[inside].max() / min(data.speeds))
+        slowest = min(data.speeds)
+        fits = durations[inside].max() <= data.window * slowest
+        seconds = tokens / STEPS_PER_SECOND if tokens else data.window if fits else bucket.seconds / slowest
         sizes.append(Size(bucket.utterances, seconds, rounded(labels[inside].max(), data.most_labels)))
     return sizes
 

@@ -29,7 +29,7 @@ from asr.training.resuming import Resumable, ResumableData
 logger = logging.getLogger(__name__)
 
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-HELD_OUT = 2000  # lines, unless another number is asked for
+HELD_OUT, LEAST = 2000, 10  # lines, unless another number is asked for
 POOL = 100  # batches whose lines are shuffled together, sorted by length and cut
 
 
@@ -105,7 +105,9 @@ class TextData(ResumableData):
                 yield text
             else:
                 late.append(other[-1])
-        share = count // 2 if self.config.held_out else max(min(1, count - 1), count // 10)
+        share = count // 2
+        if not self.config.held_out:
+            share = min(share, max(LEAST, count // 10))
         late += (heappop(held_out)[-1] for _ in range(len(held_out) - share))
 
     def _passages(self, texts: Iterable[str]) -> Iterator[str]:

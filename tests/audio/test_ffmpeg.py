@@ -165,8 +165,37 @@ def test_a_broken_clock_is_not_followed():
             self.time = time
 
     times = [0.5, 0.52, 0.7, None, 9000.0, 9000.02, 9000.5]
-    silences = [silence for _, silence in _timed(map(Frame, times), 0.0, 0.5)]
+    silences = [silence for _, silence in _timed(map(Frame, times), 0.0, 0.5, longest=10.0)]
     assert silences == pytest.approx([0, 0, 0.16, 0.16, 0.16, 0.16, 0.62])
+    silences = [silence for _, silence in _timed(map(Frame, times), 0.0, 0.5, longest=10_000.0)]
+    assert silences == pytest.approx([0, 0, 0.16, 0.16, 8999.42, 8999.42, 8999.88])
+
+
+@pytest.mark.parametrize("form", ["webm", "mp4"])
+def test_sound_alone_begins_where_it_does_and_a_long_pause_is_one(tmp_path, sides, form):
+    path = tmp_path / f"a.{form}"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libopus", rate=RATE, layout="mono")
+        for i in range(0, 4 * RATE, 960):
+            block = np.ascontiguousarray(sides[:1, i : i + 960].astype(np.float32))
+            frame = av.AudioFrame.from_ndarray(block, format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = RATE, i + (7 if i < 2 * RATE else 4007) * RATE
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    assert sum(map(len, stream_audio(path))) / SAMPLE_RATE == pytest.approx(4004, abs=0.1)
+    assert read_duration(path) == pytest.approx(4004, abs=0.1)
+
+
+def test_the_soundtrack_of_a_film_is_averaged(tmp_path, sides):
+    with av.open(str(tmp_path / "a.mka"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=RATE, layout="7.1")
+        several = np.stack([sides[0] * (i == 3) for i in range(8)], axis=1)[:RATE]
+        frame = av.AudioFrame.from_ndarray((32767 * several).astype(np.int16).reshape(1, -1), "s16", "7.1")
+        frame.sample_rate, frame.pts = RATE, 0
+        container.mux(stream.encode(frame))
+    assert np.abs(read_audio(tmp_path / "a.mka")).max() == pytest.approx(0.5 / 8, rel=0.1)
+    assert np.abs(read_audio(tmp_path / "a.mka", channel=3)).max() == pytest.approx(0.5, rel=0.1)
+    assert np.abs(read_audio(tmp_path / "a.mka", channel=4)).max() == 0
 
 
 def test_pictures_alone_are_no_sound(tmp_path, sides):

@@ -49,7 +49,7 @@ def test_a_line_that_cannot_be_is_left_out_by_its_number(corpus, caplog, line, f
 def test_an_utterance_may_be_one_channel_of_a_file(tmp_path, tone, form, caplog):
     """As in a call with a party on each side."""
     soundfile.write(tmp_path / "a.wav", np.stack([tone(1.0, 300), tone(1.0, 900)], axis=1), SAMPLE_RATE)
-    entries = [{"audio_filepath": "a.wav", "text": "x", "channel": channel} for channel in (0, 1, None, 2)]
+    entries = [{"audio_filepath": "a.wav", "text": "x", "channel": channel} for channel in (0, 1.0, None, 2)]
     path = tmp_path / "manifest.jsonl"
     path.write_text(manifest(entries))
     if form == "tar":
@@ -79,10 +79,20 @@ def test_a_speaker_may_be_a_number(tmp_path, tone):
 @pytest.mark.parametrize("several", [True, False])
 def test_one_list_or_object_is_no_manifest(tmp_path, indent, several):
     entry = {"audio_filepath": "a.wav", "text": "one"}
-    (tmp_path / "m.json").write_text(json.dumps([entry] if several else entry, indent=indent))
+    (tmp_path / "m.json").write_text("\n " + json.dumps([entry] if several else entry, indent=indent))
     message = "a manifest has one JSON object on each line" if several or indent else "no utterance that can be read"
     with pytest.raises(ValueError, match=message):
         open_corpus(tmp_path / "m.json")
+
+
+def test_a_channel_in_words_is_not_the_files(tmp_path, tone):
+    write(tmp_path / "a.wav", tone(1.0))
+    entries = [
+        {"audio_filepath": "a.wav", "text": "one", "channel": "youtube"},
+        {"source": "x", "text": "y", "channel": 3},
+    ]
+    (tmp_path / "m.jsonl").write_text(manifest(entries))
+    assert [cut.id for cut in open_corpus(tmp_path / "m.jsonl")] == ["a.wav", "m.jsonl line 2"]
 
 
 def test_what_stands_for_a_transcript_where_none_is_needed_is_ignored(tmp_path, tone):

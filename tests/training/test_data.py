@@ -120,7 +120,7 @@ def test_the_batches_of_a_bucket_have_one_shape(data):
         assert not batch.Y[torch.arange(batch.Y.shape[1]) >= batch.Y_lens[:, None]].any()
 
 
-@pytest.mark.parametrize("speed", [0.8, 1.25])
+@pytest.mark.parametrize("speed", [0.8, 0.805, 1.25])
 def test_a_window_is_of_the_sound_as_it_is_played(larger, tmp_path, speed):
     """Slowed with the silence after it, a batch would be longer than its window, beyond the positions."""
     window = ["features.kind=whisper", "features.pad_seconds=3", "model.positions=learned", "model.max_positions=74"]

@@ -106,8 +106,8 @@ def test_dev_lines_are_held_out_of_training(tmp_path):
     assert [len(x) for x in lengths] == [70, 30] and not lengths[0] & lengths[1]
 
 
-@pytest.mark.parametrize(("lines", "held_out"), [(2, 1), (9, 1), (500, 50), (30_000, 2000)])
-def test_unless_asked_for_no_more_than_a_tenth_of_a_text_is_held_out(tmp_path, lines, held_out):
+@pytest.mark.parametrize(("lines", "held_out"), [(2, 1), (9, 4), (60, 10), (500, 50), (30_000, 2000)])
+def test_unless_asked_for_a_tenth_of_a_text_is_held_out_or_ten_lines(tmp_path, lines, held_out):
     (tmp_path / "a.txt").write_text("a b\n" * lines)
     data = TextData(TextConfig(train=[str(tmp_path / "a.txt")]), CharTokenizer(LETTERS), english, seed=1)
     assert (len(data.train_lines), len(data.dev_lines)) == (lines - held_out, held_out)
