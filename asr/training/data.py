@@ -45,6 +45,7 @@ class SoundData(ResumableData):
     tokenizer: Tokenizer | None = None
     most_labels: int | None = None  # that the decoder has positions for; None: any number
     most_text_tokens: int | None = None  # of a text, that the encoder has positions for; None: any number
+    window = 0.0  # seconds to which the front end pads what is shorter
 
     def __init__(self, config: SoundConfig, seed: int, devices: int = 1):
         """`devices`: how many, over all machines, share an update."""
