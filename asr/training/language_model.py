@@ -16,7 +16,7 @@ from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.training.averaging import BestCheckpoints, average_checkpoints, best_checkpoints
 from asr.training.base import Training
-from asr.training.building import adapt_language_model
+from asr.training.building import adapt_language_model, new_language_model
 from asr.training.callbacks import EpochTimer
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy
@@ -88,7 +88,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
         origin = TextModel.load(config.init_from)
         model = adapt_language_model(origin, shape, recognizer.tokenizer, config.add_layers)
     else:
-        model = LanguageModel(shape)
+        model = new_language_model(shape)
     longest = model.config.longest_transcript
     data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed, longest)
     best = BestCheckpoints(data, out, "dev/loss", 4)
@@ -111,7 +111,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
     if trainer.is_global_zero:
         TextModel(model, recognizer.tokenizer, recognizer.normalizer_name).save(folder, config.export)
     logger.info("dev perplexity %.2f per token; the language model is in %s", perplexity, folder)
-    if perplexity >= shape.vocab_size:
+    if perplexity > shape.vocab_size / 2:
         remedy = "more epochs, more text, or init_from=MODEL, which starts from a trained one"
-        logger.warning("it is no better than guessing among the %d tokens: it needs %s", shape.vocab_size, remedy)
+        logger.warning("it is hardly better than guessing among the %d tokens: it needs %s", shape.vocab_size, remedy)
     return folder, perplexity
