@@ -2,9 +2,9 @@
 
 Audio inside an uncompressed tar is read in place, at `tar_offset` and `tar_size` in the cut's custom fields. The tar
 may be a URL; `shard` names one whose utterances are kept together in training. Of a file of several channels the mean
-is read, or the channel that the field `of_channels` names. A feature matrix has no recording; its
-path is the custom field `matrix`, next to its `width`. An input text, which is to be written as another, has none
-either: it is the custom field `source`.
+is read, or the channel that the custom field `of_channels` names. A feature matrix has no recording; its path is the
+custom field `matrix`, next to its `width`. An input text, which is to be written as another, has none either: it is
+the custom field `source`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from asr.audio.reading import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, printab
 from asr.files import replacing
 
 PLACE = ("tar_offset", "tar_size", "shard")  # of audio within another file: keys of a cut's `custom`
-CHANNEL = "of_channels"  # another: which of the file's
+CHANNEL = "of_channels"  # the key of a channel of the file
 ROUNDING = 0.1  # seconds at the end of a file that its header may not count
 TRIES, PATIENCE = 3, 1.0  # to read a URL, and the seconds in between
 

@@ -44,9 +44,12 @@ def largest_sizes(data: SoundData) -> list[Size]:
     for bucket in reversed(data.buckets):
         inside = durations <= bucket.seconds
         tokens = rounded(sources[inside].max(), data.most_text_tokens)
-        slowest = min(data.speeds)
-        fits = durations[inside].max() <= data.window * slowest
-        seconds = tokens / STEPS_PER_SECOND if tokens else data.window if fits else bucket.seconds / slowest
+        if tokens:
+            seconds = tokens / STEPS_PER_SECOND
+        elif durations[inside].max() <= data.window * min(data.speeds):
+            seconds = data.window
+        else:
+            seconds = bucket.seconds / min(data.speeds)
         sizes.append(Size(bucket.utterances, seconds, rounded(labels[inside].max(), data.most_labels)))
     return sizes
 

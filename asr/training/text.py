@@ -29,7 +29,7 @@ from asr.training.resuming import Resumable, ResumableData
 logger = logging.getLogger(__name__)
 
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-HELD_OUT, LEAST = 2000, 10  # lines, unless another number is asked for
+HELD_OUT, FEWEST = 2000, 10  # lines held out of a large text and of a small one, unless another number is asked for
 POOL = 100  # batches whose lines are shuffled together, sorted by length and cut
 
 
@@ -107,7 +107,7 @@ class TextData(ResumableData):
                 late.append(other[-1])
         share = count // 2
         if not self.config.held_out:
-            share = min(share, max(LEAST, count // 10))
+            share = min(share, max(FEWEST, count // 10))
         late += (heappop(held_out)[-1] for _ in range(len(held_out) - share))
 
     def _passages(self, texts: Iterable[str]) -> Iterator[str]:
