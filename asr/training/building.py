@@ -134,18 +134,6 @@ def to_train(model: SpeechModel, config: TrainConfig) -> SpeechModel:
     return learner
 
 
-def new_language_model(config: ModelConfig) -> LanguageModel:
-    """An untrained language model, of which all tokens are about equally likely.
-
-    Its residual stream is close to the last token's embedding. If that is tied to the output, a pre-norm model would be
-    sure that each token is followed by itself, and take hundreds of updates to unlearn it. So its last norm starts at
-    D^-0.5 instead of 1, by which T5 scales a tied output for good (Raffel et al. 2020)."""
-    model = LanguageModel(config)
-    if config.norm_first and config.tie_output:
-        nn.init.constant_(model.norm.weight, config.d_model**-0.5)
-    return model
-
-
 def adapt_language_model(origin: TextModel, config: ModelConfig, tokenizer: Tokenizer, more: int = 0) -> LanguageModel:
     """The language model `origin` over the tokens of `tokenizer`, with the dropout and the vocabulary's fields from
     `config`, and `more` additional layers (`asr.model.deepening`). Every token starts from the tokens of `origin` that

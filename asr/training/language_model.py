@@ -16,7 +16,7 @@ from asr.model.speech_model import SpeechModel
 from asr.text.loading import load_tokenizer, save_tokenizer
 from asr.training.averaging import BestCheckpoints, average_checkpoints, best_checkpoints
 from asr.training.base import Training
-from asr.training.building import adapt_language_model, new_language_model
+from asr.training.building import adapt_language_model
 from asr.training.callbacks import EpochTimer
 from asr.training.config import LMTrainConfig
 from asr.training.loss import smoothed_cross_entropy
@@ -88,7 +88,7 @@ def train_language_model(config: LMTrainConfig) -> tuple[Path, float]:
         origin = TextModel.load(config.init_from)
         model = adapt_language_model(origin, shape, recognizer.tokenizer, config.add_layers)
     else:
-        model = new_language_model(shape)
+        model = LanguageModel(shape)
     longest = model.config.longest_transcript
     data = TextData(config.data, recognizer.tokenizer, recognizer.normalize, config.seed, longest)
     best = BestCheckpoints(data, out, "dev/loss", 4)

@@ -14,13 +14,12 @@ from asr.audio.config import FeatureConfig
 from asr.composition import build_config
 from asr.decode.options import DecodeOptions
 from asr.decode.recognizer import Recognizer
-from asr.model.config import ModelConfig
 from asr.model.folder import ModelError
 from asr.model.language_model import TextModel
 from asr.model.speech_model import SpeechModel
 from asr.model.transformer import Transformer
 from asr.text.tokenizer import SOS, SPECIALS, CharTokenizer
-from asr.training.building import adapt_language_model, new_language_model
+from asr.training.building import adapt_language_model
 from asr.training.config import LMTrainConfig
 from asr.training.language_model import train_language_model
 from asr.training.text import Batches
@@ -96,15 +95,6 @@ def test_a_warm_up_that_never_ends_is_said_and_how_small_the_training_is(config,
     assert "the rate rises for all" in caplog.text
     assert re.search(r"12 lines, 270 tokens, 2 updates, \d,\d{3} parameters; for dev 12 lines", caplog.text)
     assert "hardly better than guessing among the 32 tokens" in caplog.text
-
-
-@pytest.mark.parametrize("tie_output", [True, False])
-def test_a_new_one_guesses(tie_output):
-    """With a tied output it would otherwise be sure that each token is followed by itself."""
-    shape = ModelConfig(vocab_size=50, d_model=64, decoder_layers=2, tie_output=tie_output)
-    log_probs = new_language_model(shape).eval().teacher_forced(torch.randint(4, 50, (8, 20)))
-    assert log_probs.exp().max() < 0.2
-    assert -log_probs.mean().item() == pytest.approx(math.log(50), abs=0.3)
 
 
 def test_fewer_batches_than_processes_are_a_clear_error(config):
