@@ -132,15 +132,18 @@ def _check_effects(args: argparse.Namespace, given: dict[str, Any], recognizer: 
             wanted = {"language_model": "language model (--lm)", "ngram": "n-gram model (--ngram)"}[model]
             raise ValueError(f"--{useless.replace('_', '-')} {given[useless]}: there is no {wanted}")
     for model, weight in (("lm", "lm_weight"), ("ngram", "ngram_weight")):
-        tried = any(getattr(args, f"{weight}s", None) or ())  # values that asr.tune tries
-        if tried or getattr(recognizer.options, weight):
+        flag, tried = weight.replace("_", "-"), getattr(args, f"{weight}s", None)  # the values that asr.tune tries
+        if any(tried or [getattr(recognizer.options, weight)]):
             continue
-        flag = weight.replace("_", "-")
         why = f"--{flag} is 0" if weight in given else f"{flag} is 0, as tuned for the model; give --{flag}"
-        if getattr(args, model):
-            raise ValueError(f"--{model} would have no effect: {why}")
-        if model == "lm" and given.get("ilm_weight"):
-            raise ValueError(f"--ilm-weight would have no effect: {why}")
+        asked = {f"--{model}": getattr(args, model)}
+        if model == "lm":
+            asked |= {
+                "--ilm-weight": given.get("ilm_weight"),
+                "--ilm-weights": any(getattr(args, "ilm_weights", ()) or ()),
+            }
+        if useless := next((name for name, value in asked.items() if value), None):
+            raise ValueError(f"{useless} would have no effect: {f'--{flag}s are 0' if tried else why}")
 
 
 def load_model(model: str | None, device: str | None, **settings) -> Recognizer:

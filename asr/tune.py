@@ -73,13 +73,6 @@ def main(argv: list[str] | None = None) -> None:
     for name, of in MODELS.items():
         if any(tried[name]) and there[of] is None:
             raise ValueError(f"{AXES[name]} needs another model: give one with {of}")
-    if not any(tried["lm_weight"] or [recognizer.options.lm_weight]):
-        why = (
-            "--lm-weights are 0" if tried["lm_weight"] else "lm-weight is 0, as tuned for the model; give --lm-weights"
-        )
-        for flag, given in (("--lm has", args.lm), ("--ilm-weights have", any(tried["ilm_weight"]))):
-            if given:
-                raise ValueError(f"{flag} no effect: {why}")
     strategy = recognizer.options.strategy
     best_path = strategy == "ctc" and recognizer.options.beam_size == 1
     for name in AXES if best_path else USELESS.get(strategy, ()):

@@ -138,8 +138,8 @@ def test_options_without_effect_are_refused(files, tiny_model, capsys):
     assert f"--ilm-weight would have no effect: {untold}\n" in refused("--ilm-weight", "0.2")
     with pytest.raises(SystemExit, match="2"):
         tune.main([str(files), "--model", str(files / "model"), "--ilm-weights", "0.2", "0.3"])
-    assert f"--ilm-weights have no effect: {untold}s\n" in capsys.readouterr().err
+    assert f"--ilm-weights would have no effect: {untold}\n" in capsys.readouterr().err
     save_tuning(files / "model", DecodeOptions(lm_weight=0.3))
     with pytest.raises(SystemExit, match="2"):
         tune.main([str(files), "--model", str(files / "model"), *lm, "--lm-weights", "0"])
-    assert "--lm has no effect: --lm-weights are 0\n" in capsys.readouterr().err
+    assert "--lm would have no effect: --lm-weights are 0\n" in capsys.readouterr().err

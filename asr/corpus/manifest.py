@@ -65,12 +65,9 @@ def read_tar(path: Path, transcribed: bool = True) -> Iterator[Utterance]:
 def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[dict[str, Any] | Utterance]:
     """The objects of the lines, each with an id and a text; for an invalid line, an utterance with its fault. Raises
     ValueError if the lines are together one list or one object."""
-    is_first = True
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        begins, is_first = is_first, False
-        if begins and (line.lstrip().startswith("[") or line.rstrip().endswith(("{", "["))):
+    written = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    for i, (number, line) in enumerate(written):
+        if i == 0 and (line.lstrip().startswith("[") or line.rstrip().endswith(("{", "["))):
             raise ValueError(f"{path}: a manifest has one JSON object on each line (of a list, jq -c '.[]' makes one)")
         try:
             entry = json.loads(line)
@@ -84,10 +81,11 @@ def _entries(lines: Iterable[str], path: Path, transcribed: bool) -> Iterator[di
         if entry.get("offset") is not None:  # one of several utterances in a file
             default += f"-{entry['offset']}"
         if (channel := _channel(entry)) is not None:
-            default += f"-channel{channel:g}"
+            channel = int(channel)
+            default += f"-channel{channel}"
         name = default if entry.get("id") in (None, "") else str(entry["id"])
         text = entry.get("text")  # may be anything where no transcript is needed
-        yield entry | {"id": name, "text": text if isinstance(text, str) else ""}
+        yield entry | {"id": name, "text": text if isinstance(text, str) else "", "channel": channel}
 
 
 def _fault(entry: Any, transcribed: bool) -> str | None:
@@ -124,6 +122,4 @@ def _is_text(entry: dict[str, Any]) -> bool:
 def _utterance(entry: dict[str, Any], path: Path) -> Utterance:
     duration, offset = entry.get("duration"), entry.get("offset")
     speaker = "" if entry.get("speaker") is None else str(entry["speaker"])
-    channel = _channel(entry)
-    channel = None if channel is None else int(channel)
-    return Utterance(entry["id"], path, entry["text"], speaker, duration, offset or 0.0, channel)
+    return Utterance(entry["id"], path, entry["text"], speaker, duration, offset or 0.0, entry["channel"])

@@ -31,7 +31,8 @@ class Errors:
 
 
 def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors:
-    """Error counts for the WER over pairs of texts normalised alike; words heard where none was said are insertions."""
+    """Error counts for the WER over pairs of texts normalised alike; words heard where none was said are insertions.
+    Raises TypeError for a text in place of a list, as `character_errors` does."""
     return _errors(jiwer.process_words, references, hypotheses)
 
 

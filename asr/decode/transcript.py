@@ -16,7 +16,7 @@ class Word:
     confidence: float
     start: float | None = None  # seconds, if times were requested and CTC gives them
     end: float | None = None
-    token_scores: tuple[float, ...] = field(repr=False, default=())  # those of its tokens
+    token_scores: tuple[float, ...] = field(repr=False, default=())  # its tokens' (see Hypothesis)
 
 
 @dataclass(frozen=True)
